@@ -1,0 +1,21 @@
+"""Mechanistic interpretability of in-context learning in small transformers."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mechicl.run import Run as Run
+    from mechicl.run import open_run as open_run
+    from mechicl.run import train as train
+
+__version__ = "0.1.0"
+
+_LAZY = {"open_run": "mechicl.run", "Run": "mechicl.run", "train": "mechicl.run"}
+__all__ = ["Run", "__version__", "open_run", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for when it is asked for, so that `import mechicl` costs nothing."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'mechicl' has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""Probes: named analyses of a trajectory, one module a probe, found by name in one registry."""
+
+from mechicl.analyses.probe import Forward, Probe, get, names, probe
+
+__all__ = ["Forward", "Probe", "get", "names", "probe"]

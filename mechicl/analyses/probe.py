@@ -1,0 +1,271 @@
+"""What a probe is: a pure function with declared inputs and outputs, and the record that checks both.
+
+A probe reads a trajectory (parameters and constants of a run, `docs/dataset.md`) and returns a Dataset. The
+function computes; the record around it checks what goes in and what comes out, states units, and stamps
+provenance. `docs/add-a-probe.md` adds one in five steps.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pydantic
+import xarray as xr
+
+import mechicl
+from mechicl.errors import InputError, NothingToAnalyseError, invalid
+from mechicl.registry import Registry
+from mechicl.schema import Var, check, stamp
+
+BUILTIN = (
+    "approximate_loss",
+    "circuits",
+    "head_roles",
+    "homogeneous_kq",
+    "sign_matching",
+    "solution_manifold",
+    "zero_sum_ov",
+)
+_REGISTRY: "Registry[Probe]" = Registry(
+    "probe", {name: f"mechicl.analyses.{name}" for name in BUILTIN}
+)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a forward probe may ask of a run besides its parameters; arrays are NumPy.
+
+    Attributes
+    ----------
+    predict
+        `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps names to arrays with any
+        leading axes `...`; `inputs` has a leading batch axis; the result is `(..., batch)`.
+    prompts
+        `(n, seed) -> (inputs, targets)`: a fixed evaluation set, a pure function of its arguments, apart from
+        the data that the run trains on.
+    references
+        `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts.
+    """
+
+    predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
+    prompts: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    references: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+
+def applies_always(trajectory: xr.Dataset) -> str | None:
+    """Apply to every run that has the variables needed."""
+    del trajectory
+    return None
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A registered analysis.
+
+    Attributes
+    ----------
+    compute
+        `(trajectory, **parameters) -> Dataset`, or `(trajectory, forward, **parameters)` where `forward` is true.
+        Pure: no I/O, no plotting, no change of its arguments.
+    needs, gives
+        Declarations of the variables read and returned. `holds`, `since` and `undefined` are added here.
+    statement
+        What `holds` says yes or no to, in words; None where the probe only measures.
+    undefined
+        Reasons, as words joined by `_`, for which a result has no value at a (seed, step).
+    applies
+        `trajectory -> None`, or the reason why the probe says nothing about such a run.
+    references
+        Where the definitions come from: paper, equation.
+    forward
+        Whether the probe evaluates the model (see `Forward`).
+    """
+
+    name: str
+    compute: Callable[..., xr.Dataset]
+    needs: Mapping[str, Var]
+    gives: Mapping[str, Var]
+    statement: str | None
+    undefined: tuple[str, ...]
+    applies: Callable[[xr.Dataset], str | None]
+    references: tuple[str, ...]
+    forward: bool
+
+    @property
+    def summary(self) -> str:
+        """First line of the docstring."""
+        return (inspect.getdoc(self.compute) or "").partition("\n")[0]
+
+    @cached_property
+    def outputs(self) -> dict[str, Var]:
+        """Every variable of a result, those that the record adds included."""
+        outputs = dict(self.gives)
+        if self.statement is not None:
+            outputs["holds"] = Var(("seed", "step"), "1", self.statement, 0, 1)
+            outputs["since"] = Var(
+                ("seed",), "step", "first step from which it holds to the last (NaN: never)", 0
+            )
+        if self.undefined:
+            flags = {0: "defined"} | {i: reason for i, reason in enumerate(self.undefined, start=1)}
+            outputs["undefined"] = Var(("seed", "step"), "1", "why values are NaN", flags=flags)
+        return outputs
+
+    @cached_property
+    def parameters(self) -> type[pydantic.BaseModel]:
+        """The keyword-only parameters of `compute`, their annotations and defaults, as a model."""
+        signature = inspect.signature(self.compute, eval_str=True)
+        fields: dict[str, Any] = {
+            name: (parameter.annotation, parameter.default)
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+        return pydantic.create_model(f"{self.name}_parameters", __config__=config, **fields)
+
+    def resolve(self, settings: Mapping[str, object]) -> dict[str, Any]:
+        """Return all parameters, defaults included, with `settings` checked and converted.
+
+        Raises InputError naming every setting that is unknown, of a wrong type or out of range.
+        """
+        try:
+            return self.parameters(**settings).model_dump()
+        except pydantic.ValidationError as error:
+            known = self.parameters.model_fields
+            raise invalid(f"probe {self.name!r}", error, known=known) from None
+
+    def objection(self, trajectory: xr.Dataset) -> str | None:
+        """Return why this probe does not apply to `trajectory`, or None if it does."""
+        missing = [name for name in self.needs if name not in trajectory.variables]
+        if missing:
+            return f"the run has no {', '.join(missing)}"
+        return self.applies(trajectory)
+
+    def __call__(
+        self, trajectory: xr.Dataset, forward: Forward | None = None, **settings: object
+    ) -> xr.Dataset:
+        """Run the probe: check the input, compute, state units and provenance, check the output.
+
+        Raises InputError for wrong settings, SchemaError for data that do not fit the declarations, and
+        NothingToAnalyseError, with the reason, for a run that the probe does not apply to.
+        """
+        parameters = self.resolve(settings)
+        reason = self.objection(trajectory)
+        if reason is not None:
+            raise NothingToAnalyseError(f"probe {self.name!r} does not apply: {reason}")
+        check(trajectory, self.needs, where=f"input of probe {self.name!r}")
+        if self.forward and forward is None:
+            raise InputError(f"probe {self.name!r} evaluates the model and needs a Forward")
+        arguments = (trajectory, forward) if self.forward else (trajectory,)
+        result = self.compute(*arguments, **parameters)
+        if self.statement is not None:
+            result["since"] = since(result["holds"])
+        for name, var in self.outputs.items():
+            if name in result:
+                result[name] = result[name].transpose(*var.dims, missing_dims="ignore")
+        result = stamp(result, self.outputs)
+        result.attrs = self._provenance(trajectory, parameters, result)
+        check(result, self.outputs, where=f"output of probe {self.name!r}", ordered=True)
+        return result
+
+    def _provenance(
+        self, trajectory: xr.Dataset, parameters: Mapping[str, Any], result: xr.Dataset
+    ) -> dict[str, object]:
+        attrs: dict[str, object] = {
+            "probe": self.name,
+            "parameters": json.dumps(parameters, sort_keys=True),
+            "mechicl_version": mechicl.__version__,
+            "run_digest": trajectory.attrs.get("run_digest", ""),
+            "references": "; ".join(self.references),
+        }
+        if self.statement is not None:
+            attrs["statement"] = self.statement
+        if self.undefined:
+            codes = result["undefined"].values
+            counts = {
+                reason: int((codes == code).sum())
+                for code, reason in enumerate(self.undefined, start=1)
+            }
+            attrs["n_undefined"] = json.dumps(counts, sort_keys=True)
+        return attrs
+
+
+def probe(
+    *,
+    needs: Mapping[str, Var],
+    gives: Mapping[str, Var],
+    statement: str | None = None,
+    undefined: tuple[str, ...] = (),
+    applies: Callable[[xr.Dataset], str | None] = applies_always,
+    references: tuple[str, ...] = (),
+    forward: bool = False,
+) -> Callable[[Callable[..., xr.Dataset]], Probe]:
+    """Register the decorated function as a probe under its own name; see `Probe` for the arguments."""
+
+    def register(compute: Callable[..., xr.Dataset]) -> Probe:
+        record = Probe(
+            name=compute.__name__,
+            compute=compute,
+            needs=needs,
+            gives=gives,
+            statement=statement,
+            undefined=undefined,
+            applies=applies,
+            references=references,
+            forward=forward,
+        )
+        return _REGISTRY.add(record.name, record, owner=compute.__module__)
+
+    return register
+
+
+def get(name: str) -> Probe:
+    """Return the probe called `name`; raise InputError with near matches if there is none."""
+    return _REGISTRY.get(name)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all probes, built-in and outside, sorted."""
+    return _REGISTRY.names()
+
+
+def since(holds: xr.DataArray) -> xr.DataArray:
+    """Return the first step from which `holds` is 1 to the last step of each seed.
+
+    Parameters
+    ----------
+    holds
+        (..., step): 1 yes, 0 no, NaN undefined; NaN counts as not holding.
+
+    Returns
+    -------
+    xr.DataArray
+        (...), in steps; NaN where `holds` is not 1 at the last step.
+    """
+    ends_true = (holds == 1).isel(step=slice(None, None, -1)).cumprod("step")
+    length = ends_true.sum("step").astype(int)
+    steps = holds["step"].values.astype(float)
+    first = np.append(steps[::-1], np.nan)[length.values - 1]
+    return length.copy(data=np.where(length.values > 0, first, np.nan))
+
+
+def undefined_codes(reasons: Mapping[str, xr.DataArray]) -> xr.DataArray:
+    """Return 0 where no reason applies, else the 1-based number of the first that does.
+
+    Parameters
+    ----------
+    reasons
+        Boolean (seed, step) arrays by reason, in the order of the probe's `undefined`.
+    """
+    codes = xr.zeros_like(next(iter(reasons.values())), dtype=np.int8)
+    for number, where in reversed(list(enumerate(reasons.values(), start=1))):
+        codes = xr.where(where, np.int8(number), codes)
+    return codes
+
+
+def verdict(condition: xr.DataArray, undefined: xr.DataArray) -> xr.DataArray:
+    """Return 1 where `condition`, 0 where not, NaN where `undefined` is not 0; (seed, step)."""
+    return condition.astype(float).where(undefined == 0)

@@ -1,0 +1,132 @@
+"""The words of the house: dims, units, and the declarations that every layer checks data against."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import xarray as xr
+
+from mechicl.errors import InputError, SchemaError
+
+DIMS: dict[str, str] = {
+    "run": "a trained run, in studies of several",
+    "seed": "one independent model and data stream of a run",
+    "step": "training step of a checkpoint: the number of updates made",
+    "log_step": "training step of a logged value",
+    "layer": "transformer block, from the input",
+    "head": "attention head of a layer",
+    "d_model": "residual stream",
+    "d_head": "inner dimension of a head",
+    "d_mlp": "hidden units of an MLP",
+    "d_vocab": "token ids",
+    "d_key": "residual stream as keys read it: rows of a KQ circuit",
+    "d_query": "residual stream as queries read it: columns of a KQ circuit",
+    "d_out": "residual stream as heads write it: rows of an OV circuit",
+    "d_in": "residual stream as values read it: columns of an OV circuit",
+    "batch": "prompt",
+    "pos": "position in a prompt",
+    "query_pos": "position that attends",
+    "key_pos": "position that is attended to",
+    "response": "one of the N tasks of a regression",
+    "channel": "measurement channel of a pooling model",
+    "d_workspace": "workspace of a pooling model",
+    "block": "block of positions of a Markov chain",
+    "leaf": "leaf of a tree prior",
+    "measurement": "one of M measurements",
+    "reference": "exact or classical predictor that a model is held against",
+}
+"""Every axis has one name; outside packages add theirs with `add_dim`."""
+
+UNITS = ("1", "nat", "logit", "step", "token", "second")
+
+
+def add_dim(name: str, meaning: str) -> None:
+    """Add an axis to the table; a name that is taken with another meaning is refused."""
+    if DIMS.setdefault(name, meaning) != meaning:
+        raise InputError(f"dim {name!r} already means {DIMS[name]!r}")
+
+
+@dataclass(frozen=True)
+class Var:
+    """Declaration of one variable: along what, in what unit, what it is, and between what values.
+
+    `flags` names the values of a variable that holds codes (CF `flag_values`, `flag_meanings`).
+    Range ends are included; NaN is always allowed and means undefined.
+    """
+
+    dims: tuple[str, ...]
+    units: str
+    long_name: str
+    minimum: float | None = None
+    maximum: float | None = None
+    flags: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        strange = [dim for dim in self.dims if dim not in DIMS]
+        if strange:
+            raise InputError(f"no dims {strange} in the schema; add them with mechicl.schema.add_dim")
+        if len(set(self.dims)) != len(self.dims):
+            raise InputError(f"dims {self.dims} repeat an axis")
+        if self.units not in UNITS:
+            raise InputError(f"no unit {self.units!r}; units are {', '.join(UNITS)}")
+
+    @property
+    def attrs(self) -> dict[str, object]:
+        """Attributes that a variable of this declaration carries, all of them JSON."""
+        attrs: dict[str, object] = {"units": self.units, "long_name": self.long_name}
+        if self.flags:
+            attrs["flag_values"] = [int(value) for value in self.flags]
+            attrs["flag_meanings"] = " ".join(self.flags.values())
+        return attrs
+
+
+def check(
+    dataset: xr.Dataset, declared: Mapping[str, Var], *, where: str, ordered: bool = False
+) -> None:
+    """Raise one SchemaError that lists every mismatch between `dataset` and `declared`.
+
+    Checked are presence, dims (as a set, or in order), units, and, where a range is declared, values.
+    """
+    problems: list[str] = []
+    for name, var in declared.items():
+        if name not in dataset.variables:
+            problems.append(f"{name!r} is missing (dims {var.dims})")
+            continue
+        found = dataset[name]
+        same = found.dims == var.dims if ordered else set(found.dims) == set(var.dims)
+        if not same:
+            problems.append(f"{name!r} has dims {found.dims}, not {var.dims}")
+        if found.attrs.get("units") != var.units:
+            problems.append(f"{name!r} is in {found.attrs.get('units')!r}, not {var.units!r}")
+        problems += _out_of_range(name, found, var)
+    if problems:
+        raise SchemaError(f"{where}: " + "; ".join(problems))
+
+
+def _out_of_range(name: str, found: xr.DataArray, var: Var) -> list[str]:
+    if (var.minimum is None and var.maximum is None) or found.size == 0:
+        return []
+    values = np.asarray(found.values, dtype=float)
+    low = -np.inf if var.minimum is None else var.minimum
+    high = np.inf if var.maximum is None else var.maximum
+    bad = values[(values < low) | (values > high)]
+    return [f"{name!r} has {bad.size} values outside [{low}, {high}]: {bad[:3]}"] if bad.size else []
+
+
+def stamp(dataset: xr.Dataset, declared: Mapping[str, Var]) -> xr.Dataset:
+    """Return `dataset` with inherited attributes dropped and the declared ones set.
+
+    xarray carries attributes through arithmetic (nat² would say nat), so units are stated, not inherited.
+    Attributes of coordinates are kept: they describe the axes, which arithmetic does not change.
+    """
+    out = dataset.copy()
+    out.attrs = {}
+    for name in out.data_vars:
+        out[name].attrs = dict(declared[str(name)].attrs) if name in declared else {}
+    return out
+
+
+def flag_names(variable: xr.DataArray) -> dict[int, str]:
+    """Return the meaning of each code of a variable that was stamped with `flags`."""
+    values: Sequence[int] = np.atleast_1d(variable.attrs.get("flag_values", [])).tolist()
+    return dict(zip(values, str(variable.attrs.get("flag_meanings", "")).split(), strict=True))
