@@ -64,7 +64,9 @@ class Var:
     def __post_init__(self) -> None:
         strange = [dim for dim in self.dims if dim not in DIMS]
         if strange:
-            raise InputError(f"no dims {strange} in the schema; add them with mechicl.schema.add_dim")
+            raise InputError(
+                f"no dims {strange} in the schema; add them with mechicl.schema.add_dim"
+            )
         if len(set(self.dims)) != len(self.dims):
             raise InputError(f"dims {self.dims} repeat an axis")
         if self.units not in UNITS:
@@ -110,7 +112,9 @@ def _out_of_range(name: str, found: xr.DataArray, var: Var) -> list[str]:
     low = -np.inf if var.minimum is None else var.minimum
     high = np.inf if var.maximum is None else var.maximum
     bad = values[(values < low) | (values > high)]
-    return [f"{name!r} has {bad.size} values outside [{low}, {high}]: {bad[:3]}"] if bad.size else []
+    return (
+        [f"{name!r} has {bad.size} values outside [{low}, {high}]: {bad[:3]}"] if bad.size else []
+    )
 
 
 def stamp(dataset: xr.Dataset, declared: Mapping[str, Var]) -> xr.Dataset:
