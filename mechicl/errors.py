@@ -53,9 +53,8 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     close = get_close_matches(canonical(given), by_canonical, n=3)
     hint = " or ".join(repr(by_canonical[name]) for name in close)
     question = f"did you mean {hint}? " if hint else ""
-    return InputError(
-        f"there is no {kind} {given!r}; {question}Known: {', '.join(names) or 'none'}"
-    )
+    listed = ", ".join(names) or "none"
+    return InputError(f"there is no {kind} {given!r}; {question}Known: {listed}")
 
 
 def invalid(where: str, error: object, *, known: Iterable[str] = ()) -> InputError:
@@ -67,9 +66,7 @@ def invalid(where: str, error: object, *, known: Iterable[str] = ()) -> InputErr
     for fault in error.errors():  # type: ignore[attr-defined]
         key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            lines.append(
-                str(unknown("setting", key, known)) if known else f"{key}: no such setting"
-            )
+            lines.append(str(unknown("setting", key, known)))
         elif fault["type"] == "missing":
             lines.append(f"{key}: is required")
         else:

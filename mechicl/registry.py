@@ -1,4 +1,4 @@
-"""A dull registry: one dict a kind, names unique, built-ins and outside packages loaded on demand."""
+"""A dull registry: one dict a kind, names unique, entries imported when they are asked for."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -16,8 +16,8 @@ class Registry(Generic[T]):
     Parameters
     ----------
     kind
-        What one entry is called in messages, and, with an `s`, the entry-point group `mechicl.<kind>s`
-        by which outside packages add theirs.
+        What one entry is called in messages; `mechicl.<kind>s` is the entry-point group by which
+        outside packages add theirs.
     builtin
         Name of each built-in entry and the module that registers it when imported.
     """
@@ -50,7 +50,7 @@ class Registry(Generic[T]):
         return tuple(sorted({*self._builtin, *self._entries, *outside}))
 
     def get(self, name: str) -> T:
-        """Return the entry called `name` (`-` and `_` are one); raise InputError with near matches."""
+        """Return the entry `name` (`-` and `_` are one); raise InputError with near matches."""
         key = canonical(name)
         if key not in self._entries and key in self._builtin:
             import_module(self._builtin[key])

@@ -1,4 +1,4 @@
-"""The words of the house: dims, units, and the declarations that every layer checks data against."""
+"""The words of the house: dims, units, and declarations that data are checked against."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +87,7 @@ def check(
 ) -> None:
     """Raise one SchemaError that lists every mismatch between `dataset` and `declared`.
 
-    Checked are presence, dims (as a set, or in order), units, and, where a range is declared, values.
+    Checked are presence, dims (as a set, or in order), units, and values where a range is declared.
     """
     problems: list[str] = []
     for name, var in declared.items():
@@ -112,16 +112,16 @@ def _out_of_range(name: str, found: xr.DataArray, var: Var) -> list[str]:
     low = -np.inf if var.minimum is None else var.minimum
     high = np.inf if var.maximum is None else var.maximum
     bad = values[(values < low) | (values > high)]
-    return (
-        [f"{name!r} has {bad.size} values outside [{low}, {high}]: {bad[:3]}"] if bad.size else []
-    )
+    if bad.size == 0:
+        return []
+    return [f"{name!r} has {bad.size} values outside [{low}, {high}]: {bad[:3]}"]
 
 
 def stamp(dataset: xr.Dataset, declared: Mapping[str, Var]) -> xr.Dataset:
     """Return `dataset` with inherited attributes dropped and the declared ones set.
 
-    xarray carries attributes through arithmetic (nat² would say nat), so units are stated, not inherited.
-    Attributes of coordinates are kept: they describe the axes, which arithmetic does not change.
+    xarray carries attributes through arithmetic (nat² would say nat), so units are stated, not
+    inherited. Coordinates keep theirs: arithmetic does not change what an axis is.
     """
     out = dataset.copy()
     out.attrs = {}

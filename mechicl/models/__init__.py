@@ -1,1 +1,1 @@
-
+"""Architectures, one module each, found by name in one registry."""

@@ -1,1 +1,1 @@
-
+"""Named experiments, one YAML file each."""

@@ -1,1 +1,1 @@
-
+"""Data distributions, one module each, found by name in one registry."""

@@ -1,1 +1,1 @@
-
+"""The vectorised training step and the loop around it."""
