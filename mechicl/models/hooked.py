@@ -1,0 +1,135 @@
+"""HookedTransformers that read continuous inputs: the one module that touches their internals."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformer_lens.components import Attention
+
+from mechicl.errors import InputError
+
+HOOK_DIMS: dict[str, tuple[str, ...]] = {
+    "hook_resid_pre": ("batch", "pos", "d_model"),
+    "hook_resid_post": ("batch", "pos", "d_model"),
+    "hook_attn_in": ("batch", "pos", "head", "d_model"),
+    "hook_attn_out": ("batch", "pos", "d_model"),
+    "hook_q": ("batch", "pos", "head", "d_head"),
+    "hook_k": ("batch", "pos", "head", "d_head"),
+    "hook_v": ("batch", "pos", "head", "d_head"),
+    "hook_z": ("batch", "pos", "head", "d_head"),
+    "hook_attn_scores": ("batch", "head", "query_pos", "key_pos"),
+    "hook_pattern": ("batch", "head", "query_pos", "key_pos"),
+    "hook_result": ("batch", "pos", "head", "d_model"),
+}
+"""Dims of what passes each hook point, by the last part of its name."""
+
+
+class StrictAttention(Attention):
+    """Attention to the positions before the query's own, which is left out."""
+
+    def _make_causal_mask(
+        self,
+        query_ctx_length: int,
+        key_ctx_length: int,
+        past_kv_pos_offset: int,
+        device: torch.device,
+    ) -> Tensor:
+        queries = torch.arange(query_ctx_length, device=device)[:, None] + past_kv_pos_offset
+        keys = torch.arange(key_ctx_length, device=device)[None, :]
+        return (keys < queries)[None, None]
+
+
+class ContinuousTransformer(HookedTransformer):
+    """A HookedTransformer whose input is the residual stream itself, (batch, pos, d_model).
+
+    It has neither embedding nor unembedding: `model(inputs)` returns the residual stream after the
+    last block. `run_with_cache`, `run_with_hooks` and hook names are TransformerLens's. Attention
+    is strictly causal; a position that may attend to nothing has a pattern of zeros.
+    """
+
+    def __init__(self, cfg: HookedTransformerConfig) -> None:
+        super().__init__(cfg, move_to_device=False)
+        for index, block in enumerate(self.blocks):
+            block.attn = StrictAttention(cfg, "global", index)
+        self.setup()  # names the hook points of the new attention layers
+        for name, parameter in self.named_parameters():
+            parameter.data.zero_()  # biases and embeddings, which this model does not have, stay so
+            parameter.requires_grad_(name.split(".")[-1].startswith("W_") and ".attn." in name)
+
+    @classmethod
+    def from_parameters(
+        cls,
+        parameters: Mapping[str, Float[Tensor, "layer head ..."]],
+        *,
+        n_positions: int,
+        score_scale: float,
+    ) -> "ContinuousTransformer":
+        """Build an attention-only model that holds copies of W_Q, W_K, W_V and W_O."""
+        n_layers, n_heads, d_model, d_head = parameters["W_Q"].shape
+        cfg = HookedTransformerConfig(
+            n_layers=n_layers,
+            n_heads=n_heads,
+            d_model=d_model,
+            d_head=d_head,
+            n_ctx=n_positions,
+            d_vocab=1,
+            attn_only=True,
+            normalization_type=None,
+            attn_scale=1 / score_scale,
+            init_weights=False,
+            dtype=parameters["W_Q"].dtype,
+            device=str(parameters["W_Q"].device),
+        )
+        model = cls(cfg)
+        with torch.no_grad():
+            for name, stacked in parameters.items():
+                for block, weight in zip(model.blocks, stacked, strict=True):
+                    getattr(block.attn, name).copy_(weight)
+        return model
+
+    def forward(  # type: ignore[override]
+        self,
+        inputs: Float[Tensor, "batch pos d_model"],
+        *,
+        stop_at_layer: int | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Return the residual stream after the last block, or before `stop_at_layer`.
+
+        Raises
+        ------
+        InputError
+            If `inputs` is not floating point of shape (batch, pos, d_model): these models have no
+            tokens.
+        """
+        width = self.cfg.d_model
+        if not (
+            isinstance(inputs, Tensor)
+            and inputs.is_floating_point()
+            and inputs.ndim == 3
+            and inputs.shape[-1] == width
+        ):
+            given = (
+                f"{inputs.dtype} of shape {tuple(inputs.shape)}"
+                if isinstance(inputs, Tensor)
+                else type(inputs).__name__
+            )
+            raise InputError(
+                f"this model reads continuous inputs (batch, pos, {width}), not token ids; "
+                f"given {given}"
+            )
+        stop = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
+        return super().forward(inputs, start_at_layer=0, stop_at_layer=stop, **kwargs)
+
+
+def hook_dims(name: str) -> tuple[str, ...]:
+    """Return the dims of what passes the hook point `name`, batch first."""
+    last = name.rsplit(".", 1)[-1]
+    if last not in HOOK_DIMS:
+        raise InputError(
+            f"no dims are known for hook point {name!r}; known: {', '.join(HOOK_DIMS)}"
+        )
+    return HOOK_DIMS[last]

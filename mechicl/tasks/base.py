@@ -1,0 +1,117 @@
+"""What a task is: a distribution over prompts, with its constants and its reference predictors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float
+
+from mechicl.config import Config
+from mechicl.errors import InputError
+from mechicl.registry import Registry
+from mechicl.schema import Var
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_REGISTRY: "Registry[type[Task]]" = Registry(
+    "task", {"linear_regression": "mechicl.tasks.linear_regression"}
+)
+
+
+class Prompts(NamedTuple):
+    """A batch of prompts: what the model reads, and what it is asked to predict."""
+
+    inputs: "Float[Tensor, '*batch pos d_model']"
+    targets: "Float[Tensor, '*batch']"
+
+
+class Task(Config, ABC):
+    """A distribution over contexts: a config that is torch-free, and the sampling that it defines.
+
+    A prompt is a deterministic map of independent standard normals, so that whoever owns the random
+    numbers (a training worker, a notebook, a test) also owns the prompts.
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def d_model(self) -> int:
+        """Width of one input position."""
+
+    @property
+    @abstractmethod
+    def n_positions(self) -> int:
+        """Positions in a prompt, the query's included."""
+
+    @property
+    @abstractmethod
+    def n_normals(self) -> int:
+        """Standard normals that one prompt is made from."""
+
+    @abstractmethod
+    def constants(self) -> dict[str, tuple[Var, float]]:
+        """Return the scalars that a run stores for probes, each with its declaration."""
+
+    @abstractmethod
+    def prompts(self, normals: "Float[Tensor, '*batch n_normals']") -> Prompts:
+        """Return the prompts that standard normals make; a pure function of them."""
+
+    @abstractmethod
+    def loss(
+        self, predictions: "Float[Tensor, '*batch']", targets: "Float[Tensor, '*batch']"
+    ) -> "Float[Tensor, '*batch']":
+        """Return the loss of each prompt."""
+
+    @abstractmethod
+    def references(
+        self, inputs: Float[np.ndarray, "*batch pos d_model"]
+    ) -> Mapping[str, Float[np.ndarray, "*batch"]]:
+        """Return the predictions of the task's exact and classical predictors, in float64."""
+
+    def sample(self, n: int, *, seed: int) -> xr.Dataset:
+        """Draw `n` prompts, the same ones for the same `seed`, apart from all training data.
+
+        Returns
+        -------
+        xr.Dataset
+            `inputs` (batch, pos, d_model) and `targets` (batch), float32.
+
+        Raises
+        ------
+        InputError
+            If `n` is below 1 or `seed` below 0.
+        """
+        import torch
+
+        from mechicl.tasks.streams import generator
+
+        if n < 1 or seed < 0:
+            raise InputError(f"a sample takes n >= 1 and seed >= 0; given n={n}, seed={seed}")
+        normals = torch.randn(n, self.n_normals, generator=generator("sample", seed))
+        prompts = self.prompts(normals)
+        return xr.Dataset(
+            {
+                "inputs": (("batch", "pos", "d_model"), prompts.inputs.numpy()),
+                "targets": (("batch",), prompts.targets.numpy()),
+            },
+            attrs={"task": self.model_dump_json(), "n": n, "seed": seed},
+        )
+
+
+def register(task: type[Task]) -> type[Task]:
+    """Register a task class under the default of its `name` field."""
+    return _REGISTRY.add(task.model_fields["name"].default, task, owner=task.__module__)
+
+
+def get(name: str) -> type[Task]:
+    """Return the task class called `name`; raise InputError with near matches if there is none."""
+    return _REGISTRY.get(name)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all tasks, sorted."""
+    return _REGISTRY.names()
