@@ -1,7 +1,6 @@
 """In-context linear regression with Gaussian covariates (he2025, section 2)."""
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
@@ -59,11 +58,6 @@ class LinearRegression(Task):
             )
         return self
 
-    @cached_property
-    def _factor(self) -> Float[np.ndarray, "d d"] | None:
-        """Lower Cholesky factor of Σ; None for the identity."""
-        return None if self.covariance is None else np.linalg.cholesky(np.array(self.covariance))
-
     @property
     def isotropic(self) -> bool:
         """Whether Σ is the identity."""
@@ -111,8 +105,9 @@ class LinearRegression(Task):
         x = normals[..., : d * positions].unflatten(-1, (d, positions))
         noise = normals[..., d * positions : -d]
         beta = normals[..., -d:] / d**0.5
-        if self._factor is not None:
-            x = normals.new_tensor(self._factor) @ x
+        if self.covariance is not None:
+            sigma = torch.tensor(self.covariance, dtype=torch.float64, device=normals.device)
+            x = torch.linalg.cholesky(sigma).to(normals.dtype) @ x
         y = (beta[..., None] * x).sum(-2) + self.noise_variance**0.5 * noise
         shown = torch.cat([y[..., :-1], torch.zeros_like(y[..., -1:])], -1)
         inputs = torch.cat([x, shown[..., None, :]], -2)

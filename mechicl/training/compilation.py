@@ -1,0 +1,49 @@
+"""Compiling the training step where a compiler exists, and running it as it is where none does."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from mechicl.training.recipe import Recipe
+from mechicl.training.step import State, Step, initial_state, make_step
+from mechicl.training.workers import empty_block
+
+
+def to_device(state: State, device: str) -> State:
+    """Return `state` on `device`."""
+    return State(
+        parameters={name: value.to(device) for name, value in state.parameters.items()},
+        moments={
+            moment: {name: value.to(device) for name, value in stack.items()}
+            for moment, stack in state.moments.items()
+        },
+        diverged_at=state.diverged_at.to(device),
+        step=state.step.to(device),
+    )
+
+
+def compiled_step(
+    recipe: Recipe,
+    group_sizes: Iterable[int],
+    device: str,
+    notify: Callable[[str], None],
+) -> tuple[Step, bool]:
+    """Return the step of `recipe` for stacks of `group_sizes`, and whether it is compiled.
+
+    Without a working compiler the step comes back as it is, and `notify` is told once, in a line.
+    """
+    eager = make_step(recipe)
+    compiled = torch.compile(
+        eager, dynamic=False, fullgraph=True, mode="reduce-overhead" if device == "cuda" else None
+    )
+    try:
+        for size in sorted(set(group_sizes)):
+            state = to_device(initial_state(recipe, tuple(range(size))), device)
+            normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
+            with torch.no_grad():
+                compiled(state, normals)
+    except Exception as error:  # torch.compile has no exception of its own for "no compiler"
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        notify(f"training without a compiler, which is slower ({reason})")
+        return eager, False
+    return compiled, True

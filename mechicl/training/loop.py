@@ -1,0 +1,273 @@
+"""The loop: seeds train in workers, and every checkpoint goes into the store."""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import mechicl
+from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter, read_config
+from mechicl.errors import InputError
+from mechicl.training.compilation import compiled_step, to_device
+from mechicl.training.recipe import Recipe
+from mechicl.training.step import State, initial_state
+from mechicl.training.workers import Snapshot, Worker
+
+_LIBRARIES = ("torch", "numpy", "zarr", "xarray", "transformer-lens")
+
+
+class Progress(NamedTuple):
+    """Where training is: what a progress bar shows.
+
+    Attributes
+    ----------
+    step, n_steps
+        Updates made, and all of them.
+    loss
+        Mean loss of each seed since the last checkpoint; NaN for diverged ones.
+    rate
+        Steps of one seed a second, summed over seeds, since training started.
+    """
+
+    step: int
+    n_steps: int
+    loss: np.ndarray
+    rate: float
+
+
+def _silent(*_: object) -> None:
+    pass
+
+
+def train(
+    recipe: Recipe,
+    run_dir: Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    compile: bool = True,
+    on_progress: Callable[[Progress], None] = _silent,
+    notify: Callable[[str], None] = _silent,
+) -> None:
+    """Train all seeds of `recipe` and store every checkpoint of its schedule in `run_dir`.
+
+    Parameters
+    ----------
+    device
+        `auto` (CUDA where there is one), `cpu` or `cuda`.
+    resume
+        Go on from the last commit of `run_dir`. On a CPU the result has the same bits as a run that
+        was never stopped, given the same library versions.
+    overwrite
+        Replace a run that is already there.
+    compile
+        Compile the training step if a compiler is at hand.
+    on_progress, notify
+        Called at every checkpoint, and with each remark worth a line.
+
+    Raises
+    ------
+    InputError
+        For a directory that may not be written to, a recipe that differs from the one being resumed
+        (naming the keys), or a device that is not there.
+    RunLockedError
+        If another process is writing the run.
+    """
+    device = _resolve_device(device)
+    groups = _partition(len(recipe.seeds), 1 if device == "cuda" else os.cpu_count() or 1)
+    with ExitStack() as stack:
+        if resume:
+            groups = _check_resumable(recipe, read_config(run_dir), device, notify)
+            writer = stack.enter_context(TrajectoryWriter.resume(run_dir))
+        else:
+            plan = _plan(recipe)
+            config = _config(recipe, groups, device)
+            writer = stack.enter_context(
+                TrajectoryWriter.create(run_dir, plan, config, overwrite=overwrite)
+            )
+        stops = writer.steps[writer.n_saved :]
+        if len(stops) == 0:
+            notify(f"{run_dir} is complete: {writer.n_saved} checkpoints")
+            return
+        stack.enter_context(_one_thread_an_operation())
+        step, compiled = _step(recipe, groups, device, compile, notify)
+        if writer.n_saved and bool(writer.resume_state["compiled"]) != compiled:
+            notify("the run began with another kind of step (compiled or not): bits will differ")
+        state = _restored(writer) if writer.n_saved else initial_state(recipe, recipe.seeds)
+        workers = [
+            stack.enter_context(
+                Worker(
+                    recipe,
+                    step,
+                    to_device(_take(state, group), device),
+                    [recipe.seeds[index] for index in group],
+                    stops.tolist(),
+                )
+            )
+            for group in groups
+        ]
+        started, begun = time.monotonic(), int(state.step)
+        for stop, snapshots in zip(stops, zip(*workers, strict=True), strict=True):
+            checkpoint = _checkpoint(snapshots, compiled)
+            writer.add(checkpoint)
+            made = (int(stop) - begun) * len(recipe.seeds)
+            rate = made / max(time.monotonic() - started, 1e-9)
+            on_progress(Progress(int(stop), recipe.n_steps, _mean_loss(checkpoint.loss), rate))
+
+
+def _resolve_device(device: str) -> str:
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device is auto, cpu or cuda; given {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            "device cuda was asked for, but torch sees no CUDA device; use cpu or auto"
+        )
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def _partition(n_seeds: int, n_workers: int) -> list[list[int]]:
+    """Split seed indices into contiguous groups of nearly equal size, one a worker."""
+    parts = np.array_split(np.arange(n_seeds), min(n_seeds, n_workers))
+    return [part.tolist() for part in parts]
+
+
+def _plan(recipe: Recipe) -> Plan:
+    return Plan(
+        parameters=recipe.model.parameters(recipe.task),
+        sizes=recipe.model.sizes(recipe.task),
+        seeds=recipe.seeds,
+        steps=recipe.checkpoints.steps(recipe.n_steps),
+        constants={**recipe.task.constants(), **recipe.model.constants()},
+        attrs={
+            "run_digest": recipe.digest,
+            "recipe": recipe.name,
+            "task": recipe.task.name,
+            "model": recipe.model.name,
+        },
+    )
+
+
+def _config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, Any]:
+    versions = {name: version(name) for name in _LIBRARIES}
+    return {
+        "recipe": recipe.settings(),
+        "device": device,
+        "groups": groups,
+        "versions": {
+            "mechicl": mechicl.__version__,
+            "python": platform.python_version(),
+            **versions,
+        },
+    }
+
+
+def _check_resumable(
+    recipe: Recipe, config: Mapping[str, Any], device: str, notify: Callable[[str], None]
+) -> list[list[int]]:
+    """Return the groups that the run was begun with; refuse a recipe that is not its own."""
+    differences = Recipe.model_validate(config["recipe"]).differences(recipe)
+    if differences:
+        raise InputError(
+            f"the run was begun with another recipe ({'; '.join(differences)}); resume it with the "
+            "recipe in its config.yaml, or train into another directory"
+        )
+    now = _config(recipe, config["groups"], device)
+    changed = [
+        f"{name} {config['versions'].get(name)} -> {number}"
+        for name, number in now["versions"].items()
+        if config["versions"].get(name) != number
+    ]
+    if config["device"] != device:
+        changed.append(f"device {config['device']} -> {device}")
+    if changed:
+        notify(f"resuming with {', '.join(changed)}: bits will differ from a run never stopped")
+    return config["groups"]
+
+
+@contextmanager
+def _one_thread_an_operation() -> Iterator[None]:
+    """Give each worker one thread: OpenMP across a step this small loses to a busy neighbour."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _step(
+    recipe: Recipe,
+    groups: Sequence[Sequence[int]],
+    device: str,
+    compile: bool,
+    notify: Callable[[str], None],
+) -> tuple[Any, bool]:
+    from mechicl.training.step import make_step
+
+    if not compile:
+        return make_step(recipe), False
+    return compiled_step(recipe, [len(group) for group in groups], device, notify)
+
+
+def _take(state: State, group: Sequence[int]) -> State:
+    """Return the seeds at the positions `group`."""
+    return State(
+        parameters={name: value[group] for name, value in state.parameters.items()},
+        moments={
+            moment: {name: value[group] for name, value in stack.items()}
+            for moment, stack in state.moments.items()
+        },
+        diverged_at=state.diverged_at[group],
+        step=state.step,
+    )
+
+
+def _checkpoint(snapshots: Sequence[Snapshot], compiled: bool) -> Checkpoint:
+    """Join the groups' snapshots; a seed that has diverged has no parameters any more: NaN."""
+    states = [to_device(snapshot.state, "cpu") for snapshot in snapshots]
+    diverged_at = torch.cat([state.diverged_at for state in states])
+    gone = ~torch.isnan(diverged_at)
+    parameters, resume = {}, {"compiled": np.array(compiled), "step": states[0].step.numpy()}
+    for name in states[0].parameters:
+        joined = torch.cat([state.parameters[name] for state in states])
+        joined[gone] = torch.nan
+        parameters[name] = joined.numpy()
+    for moment, stack in states[0].moments.items():
+        for name in stack:
+            joined = torch.cat([state.moments[moment][name] for state in states])
+            resume[f"{moment}.{name}"] = joined.numpy()
+    return Checkpoint(
+        parameters=parameters,
+        loss=np.concatenate([snapshot.loss for snapshot in snapshots]),
+        diverged_at=diverged_at.double().numpy(),
+        resume={**resume, "diverged_at": diverged_at.numpy()},
+    )
+
+
+def _restored(writer: TrajectoryWriter) -> State:
+    """Return the state of the last commit: parameters from the store, the rest from its file."""
+    saved = {name: torch.from_numpy(np.array(value)) for name, value in writer.resume_state.items()}
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in saved.items():
+        moment, _, name = key.partition(".")
+        if name:
+            moments.setdefault(moment, {})[name] = value
+    parameters = {
+        name: torch.from_numpy(np.array(value)) for name, value in writer.last_parameters().items()
+    }
+    return State(parameters, moments, saved["diverged_at"], saved["step"])
+
+
+def _mean_loss(loss: np.ndarray) -> np.ndarray:
+    """Mean over the steps since the last checkpoint: (seed,), NaN where there are none."""
+    return loss.mean(1) if loss.shape[1] else np.full(len(loss), np.nan)

@@ -1,0 +1,207 @@
+"""Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+
+from mechicl import models, tasks
+from mechicl.checkpoints import Schedule
+from mechicl.config import Config
+from mechicl.errors import InputError, canonical, invalid, unknown
+
+_PACKAGE = "mechicl.recipes"
+
+
+class OptimizerConfig(Config):
+    """Update rule, as `torch.optim` defines it.
+
+    Attributes
+    ----------
+    name
+        `adam`, `adamw` (weight decay decoupled from the gradient) or `sgd` (without momentum).
+    learning_rate
+        Constant through a run.
+    betas, eps
+        Of Adam and AdamW.
+    weight_decay
+        Added to the gradient by `adam` and `sgd`, applied to the weights by `adamw`.
+    clip_norm
+        Largest norm of a model's whole gradient; None leaves it as it is.
+    """
+
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    learning_rate: Annotated[float, pydantic.Field(gt=0)] = 1e-3
+    betas: tuple[
+        Annotated[float, pydantic.Field(ge=0, lt=1)], Annotated[float, pydantic.Field(ge=0, lt=1)]
+    ] = (0.9, 0.999)
+    eps: Annotated[float, pydantic.Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    clip_norm: Annotated[float, pydantic.Field(gt=0)] | None = None
+
+
+class Recipe(Config):
+    """One experiment: a model trained on a task, for one or more seeds.
+
+    Attributes
+    ----------
+    name, description
+        What the recipe is called, and what it shows, in a line.
+    task, model
+        A registered task and architecture, each a mapping with `name` and its settings.
+    optimizer, batch_size, n_steps
+        How it is trained; every batch is drawn afresh.
+    seeds
+        One independent model and data stream each.
+    checkpoints
+        Which steps are stored.
+    """
+
+    name: str
+    description: str = ""
+    task: pydantic.SerializeAsAny[tasks.Task]
+    model: pydantic.SerializeAsAny[models.Model]
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch_size: Annotated[int, pydantic.Field(ge=1)] = 256
+    n_steps: Annotated[int, pydantic.Field(ge=1)] = 10_000
+    seeds: Annotated[
+        tuple[Annotated[int, pydantic.Field(ge=0)], ...], pydantic.Field(min_length=1)
+    ] = (0,)
+    checkpoints: Schedule = Schedule()
+
+    @pydantic.field_validator("task", mode="before")
+    @classmethod
+    def _task_by_name(cls, given: object) -> object:
+        return _by_name(given, tasks.get, tasks.Task)
+
+    @pydantic.field_validator("model", mode="before")
+    @classmethod
+    def _model_by_name(cls, given: object) -> object:
+        return _by_name(given, models.get, models.Model)
+
+    @pydantic.field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) != len(seeds):
+            raise ValueError("seeds repeat; each is a model of its own")
+        return seeds
+
+    def settings(self) -> dict[str, Any]:
+        """Return the whole recipe, defaults included, as plain JSON types."""
+        return self.model_dump(mode="json")
+
+    @property
+    def digest(self) -> str:
+        """Short hash of what decides the numbers: all settings but name and description."""
+        decisive = self.model_dump_json(exclude={"name", "description"})
+        return sha256(decisive.encode()).hexdigest()[:12]
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """Return each setting in which `other` differs, as `key: ours -> theirs`."""
+        ours, theirs = dict(_leaves(self.settings())), dict(_leaves(other.settings()))
+        keys = sorted({*ours, *theirs} - {"name", "description"})
+        return [
+            f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
+            for key in keys
+            if ours.get(key) != theirs.get(key)
+        ]
+
+
+def _by_name(given: object, find: Any, base: type) -> object:
+    if isinstance(given, base) or not isinstance(given, Mapping):
+        return given
+    if "name" not in given:
+        raise ValueError("name is required")
+    return find(given["name"]).model_validate({**given, "name": canonical(given["name"])})
+
+
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Return the names of the recipes that come with mechicl, sorted."""
+    found = (Path(str(entry)) for entry in files(_PACKAGE).iterdir())
+    return tuple(sorted(path.stem for path in found if path.suffix == ".yaml"))
+
+
+def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe and change some of its settings.
+
+    Parameters
+    ----------
+    source
+        Name of a recipe that comes with mechicl, or path of a YAML file.
+    overrides
+        New values by key: dotted (`task.d`), or bare (`d`) where one section alone has it.
+
+    Raises
+    ------
+    InputError
+        For an unknown recipe or key, with the nearest match; for a key that several sections have,
+        naming them; and for values of a wrong type or out of range, all of them at once.
+    """
+    base = _validated(_read(source))
+    if not overrides:
+        return base
+    settings = base.settings()
+    for given, value in overrides.items():
+        *sections, key = _full_key(given, settings).split(".")
+        target = settings
+        for section in sections:
+            target = target[section]
+        target[key] = value
+    return _validated(settings)
+
+
+def _read(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise InputError(f"there is no recipe file {str(path)!r}")
+        text = path.read_text()
+    else:
+        by_canonical = {canonical(name): name for name in recipe_names()}
+        if canonical(str(source)) not in by_canonical:
+            raise unknown("recipe", str(source), recipe_names())
+        name = by_canonical[canonical(str(source))]
+        text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text()
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"recipe {str(source)!r} is not a mapping of settings")
+    return {"name": path.stem, **settings}
+
+
+def _validated(settings: Mapping[str, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(settings)
+    except pydantic.ValidationError as error:
+        raise invalid(
+            f"recipe {settings.get('name')!r}", error, known=Recipe.model_fields
+        ) from None
+
+
+def _full_key(given: str, settings: Mapping[str, Any]) -> str:
+    keys = [key for key, _ in _leaves(settings)]
+    wanted = ".".join(canonical(part) for part in given.split("."))
+    matches = [key for key in keys if key == wanted or key.endswith(f".{wanted}")]
+    if wanted in matches:
+        return wanted
+    if len(matches) > 1:
+        raise InputError(
+            f"setting {given!r} is one of several: {', '.join(matches)}; give one of these"
+        )
+    if not matches:
+        raise unknown("setting", given, keys)
+    return matches[0]

@@ -1,0 +1,95 @@
+"""One training step of a stack of models: forward, gradient, update, in one function."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mechicl.training import optimizer
+from mechicl.training.optimizer import Stacked
+from mechicl.training.recipe import Recipe
+
+
+class State(NamedTuple):
+    """All that a stack of models needs to go on training.
+
+    Attributes
+    ----------
+    parameters
+        (seed, layer, ...) by name.
+    moments
+        Optimiser state, by moment and name.
+    diverged_at
+        Step at which the loss or gradient of a model became non-finite; NaN for healthy ones.
+    step
+        Number of updates made.
+    """
+
+    parameters: Stacked
+    moments: dict[str, Stacked]
+    diverged_at: Float[Tensor, " seed"]
+    step: Float[Tensor, ""]
+
+
+Step = Callable[
+    [State, Float[Tensor, "seed batch n_normals"]], tuple[State, Float[Tensor, " seed"]]
+]
+
+
+def make_step(recipe: Recipe) -> Step:
+    """Return the step of `recipe`: (state, normals) -> (state, loss of each model before it).
+
+    A model whose loss or gradient is not finite is left as it is, marked as diverged, and not
+    trained further; those stacked with it are not touched by it.
+    """
+    task, model = recipe.task, recipe.model
+
+    def total_loss(parameters: Stacked, normals: Tensor) -> tuple[Tensor, Tensor]:
+        prompts = task.prompts(normals)
+        predictions = model.predict(parameters, prompts.inputs)
+        loss = task.loss(predictions, prompts.targets).mean(-1)
+        return loss.sum(), loss
+
+    gradient = torch.func.grad(total_loss, has_aux=True)
+
+    def step(state: State, normals: Tensor) -> tuple[State, Tensor]:
+        gradients, loss = gradient(state.parameters, normals)
+        number = state.step + 1
+        parameters, moments = optimizer.update(
+            recipe.optimizer, state.parameters, gradients, state.moments, number
+        )
+        finite = torch.isfinite(loss) & torch.isfinite(optimizer.gradient_norm(gradients))
+        healthy = finite & torch.isnan(state.diverged_at)
+        newly = ~finite & torch.isnan(state.diverged_at)
+        return State(
+            parameters=_keep(healthy, parameters, state.parameters),
+            moments={name: _keep(healthy, moments[name], state.moments[name]) for name in moments},
+            diverged_at=torch.where(newly, state.step, state.diverged_at),
+            step=number,
+        ), loss
+
+    return step
+
+
+def _keep(healthy: Float[Tensor, " seed"], new: Stacked, old: Stacked) -> Stacked:
+    def choose(name: str) -> Tensor:
+        mask = healthy.reshape(-1, *[1] * (new[name].ndim - 1))
+        return torch.where(mask, new[name], old[name])
+
+    return {name: choose(name) for name in new}
+
+
+def initial_state(recipe: Recipe, seeds: tuple[int, ...]) -> State:
+    """Return the untrained models of `seeds`, each drawn from a stream of its own."""
+    from mechicl.tasks.streams import generator
+
+    drawn = [recipe.model.initial(recipe.task, generator("initial", seed)) for seed in seeds]
+    parameters = {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
+    return State(
+        parameters=parameters,
+        moments=optimizer.initial_state(recipe.optimizer, parameters),
+        diverged_at=torch.full((len(seeds),), torch.nan),
+        step=torch.tensor(0.0),
+    )
