@@ -1,6 +1,7 @@
-"""What the probes of he2025 read from the parameters: circuits, head scales, and which heads are live."""
+"""What the probes of he2025 read: circuits, head scales, which heads are live, which runs apply."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -15,11 +16,12 @@ ATTENTION = {
     "W_V": Var((*_WEIGHT, "d_model", "d_head"), "1", "value projection"),
     "W_O": Var((*_WEIGHT, "d_head", "d_model"), "1", "output projection"),
     "score_scale": Var((), "1", "factor on attention scores"),
+    "d": Var((), "1", "dimension of the covariates", 1),
 }
-"""Parameters and constants from which circuits are made."""
+"""Parameters from which circuits are made, and the constants that say where in them ω and μ are."""
 
 REGRESSION = {
-    "d": Var((), "1", "dimension of the covariates", 1),
+    "d": ATTENTION["d"],
     "n_context": Var((), "1", "examples in a context, L", 1),
     "noise_variance": Var((), "1", "variance of the noise, sigma squared", 0),
     "isotropic": Var((), "1", "1 where covariates have identity covariance", 0, 1),
@@ -29,14 +31,34 @@ REGRESSION = {
 NONFINITE = "nonfinite_parameters"
 NO_LIVE_HEAD = "no_live_head"
 
+DUMMY_THRESHOLD = 0.2
+"""Adam's noise leaves a dummy's |ω| at up to 0.12 of the largest from step 5,000 of the published setting.
+
+A head at 0.2 in both |ω| and |μ| adds 4 % of what the largest adds to the step size Σ|ω||μ|, and on the
+solution manifold every head that is no dummy has |ω| at the largest.
+"""
+
 Threshold = Annotated[float, pydantic.Field(ge=0, lt=1)]
 Tolerance = Annotated[float, pydantic.Field(gt=0)]
 
 
 def one_layer(trajectory: xr.Dataset) -> str | None:
-    """Apply to one-layer models: ω and μ of eq. (3.1) describe a whole model only there."""
-    layers = trajectory.sizes["layer"]
-    return None if layers == 1 else f"it reads one-layer models, and this one has {layers} layers"
+    """Apply to one layer over tokens of d covariates and one response: there (3.1) is a whole model."""
+    layers = trajectory.sizes.get("layer", 1)
+    if layers != 1:
+        return f"it reads one-layer models, and this one has {layers} layers"
+    width, d = trajectory.sizes.get("d_model"), int(trajectory["d"])
+    if width is not None and width != d + 1:
+        return f"it reads tokens of d + 1 = {d + 1} entries, and here d_model is {width}"
+    return None
+
+
+def isotropic_one_layer(trajectory: xr.Dataset) -> str | None:
+    """Apply where `one_layer` does and the covariates are isotropic, as (4.1) and (4.6) assume."""
+    reason = one_layer(trajectory)
+    if reason is None and not bool(trajectory["isotropic"]):
+        return "its closed forms assume isotropic covariates, and these have another covariance"
+    return reason
 
 
 def kq_circuit(trajectory: xr.Dataset) -> xr.DataArray:
@@ -47,11 +69,13 @@ def kq_circuit(trajectory: xr.Dataset) -> xr.DataArray:
     Returns
     -------
     xr.DataArray
-        (seed, step, layer, head, d_key, d_query). Source: he2025, below eq. (2.3).
+        (seed, step, layer, head, d_key, d_query); NaN where not finite. Source: he2025, below eq. (2.3).
     """
     keys = trajectory["W_K"].astype(float).rename(d_model="d_key")
     queries = trajectory["W_Q"].astype(float).rename(d_model="d_query")
-    return xr.dot(keys, queries, dim="d_head") * trajectory["score_scale"].astype(float)
+    with np.errstate(invalid="ignore"):
+        scores = xr.dot(keys, queries, dim="d_head") * trajectory["score_scale"].astype(float)
+    return scores.where(finite(scores))
 
 
 def ov_circuit(trajectory: xr.Dataset) -> xr.DataArray:
@@ -62,11 +86,13 @@ def ov_circuit(trajectory: xr.Dataset) -> xr.DataArray:
     Returns
     -------
     xr.DataArray
-        (seed, step, layer, head, d_out, d_in). Source: he2025, below eq. (2.3).
+        (seed, step, layer, head, d_out, d_in); NaN where not finite. Source: he2025, below eq. (2.3).
     """
     values = trajectory["W_V"].astype(float).rename(d_model="d_in")
     outputs = trajectory["W_O"].astype(float).rename(d_model="d_out")
-    return xr.dot(outputs, values, dim="d_head")
+    with np.errstate(invalid="ignore"):
+        written = xr.dot(outputs, values, dim="d_head")
+    return written.where(finite(written))
 
 
 def kq_scale(kq: xr.DataArray) -> xr.DataArray:
@@ -78,12 +104,12 @@ def kq_scale(kq: xr.DataArray) -> xr.DataArray:
 
 def ov_scale(ov: xr.DataArray) -> xr.DataArray:
     """μ: last entry of OV's last row. Source: he2025 (3.1)."""
-    return ov.isel(d_out=-1, d_in=-1)
+    return ov.isel(d_out=-1, d_in=-1, drop=True)
 
 
 def head_scales(trajectory: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """Return (ω, μ) of the heads of a one-layer model, each (seed, step, head)."""
-    layer = trajectory.isel(layer=0)
+    layer = trajectory.isel(layer=0, drop=True)
     return kq_scale(kq_circuit(layer)), ov_scale(ov_circuit(layer))
 
 
@@ -99,11 +125,64 @@ def live_heads(omega: xr.DataArray, mu: xr.DataArray, threshold: float) -> xr.Da
     xr.DataArray
         Boolean, dims of `omega`. Source: he2025 Observation 1, which says ≈ 0 without a number.
     """
-    strong_kq = np.abs(omega) > threshold * np.abs(omega).max("head")
-    strong_ov = np.abs(mu) > threshold * np.abs(mu).max("head")
-    return (strong_kq | strong_ov) & np.isfinite(omega) & np.isfinite(mu)
+    strong_kq = abs(omega) > threshold * abs(omega).max("head")
+    strong_ov = abs(mu) > threshold * abs(mu).max("head")
+    return (strong_kq | strong_ov) & finite(omega) & finite(mu)
 
 
-def nonfinite(omega: xr.DataArray, mu: xr.DataArray) -> xr.DataArray:
-    """Return where a model has a head whose ω or μ is not finite: (seed, step)."""
-    return ~(np.isfinite(omega) & np.isfinite(mu)).all("head")
+def nonfinite(trajectory: xr.Dataset) -> xr.DataArray:
+    """Return where a model has an attention weight that is not finite: (seed, step)."""
+    whole = [
+        finite(trajectory[name]).all(("layer", "head", "d_model", "d_head"))
+        for name in ("W_Q", "W_K", "W_V", "W_O")
+    ]
+    return ~(whole[0] & whole[1] & whole[2] & whole[3])
+
+
+def finite(array: xr.DataArray) -> xr.DataArray:
+    """Return where an array is finite."""
+    return xr.apply_ufunc(np.isfinite, array)
+
+
+def sign(array: xr.DataArray) -> xr.DataArray:
+    """Return −1, 0 or 1."""
+    return xr.apply_ufunc(np.sign, array)
+
+
+def quotient(numerator: xr.DataArray, denominator: xr.DataArray) -> xr.DataArray:
+    """Return the quotient, NaN where the denominator is 0."""
+    return numerator / denominator.where(denominator != 0)
+
+
+def apply_where(
+    defined: xr.DataArray, function: Callable[..., np.ndarray], *arrays: xr.DataArray
+) -> xr.DataArray:
+    """Apply a function of rows to the models where `defined`; the others are NaN.
+
+    Closed forms see models that have a value and no others, so they neither warn nor guess.
+
+    Parameters
+    ----------
+    defined
+        Boolean (seed, step).
+    function
+        Takes one bare array for each of `arrays`, `(n,)` or `(n, head)`, and returns `(n,)`.
+    arrays
+        Over (seed, step), or (seed, step, head).
+    """
+    defined = defined.transpose("seed", "step")
+    mask = defined.values
+    rows = [array.transpose("seed", "step", ...).values[mask] for array in arrays]
+    out = np.full(mask.shape, np.nan)
+    if mask.any():
+        out[mask] = function(*rows)
+    return defined.copy(data=out)
+
+
+def constants(trajectory: xr.Dataset) -> dict[str, Any]:
+    """Return d, n_context and noise_variance as the closed forms of `mechicl.theory` take them."""
+    return {
+        "d": int(trajectory["d"]),
+        "n_context": int(trajectory["n_context"]),
+        "noise_variance": float(trajectory["noise_variance"]),
+    }

@@ -42,13 +42,15 @@ class Forward:
     Attributes
     ----------
     predict
-        `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps names to arrays with any
-        leading axes `...`; `inputs` has a leading batch axis; the result is `(..., batch)`.
+        `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps the names of all variables
+        along seed and step to arrays with any leading axes `...`; `inputs` has a leading batch axis; the result
+        is `(..., batch)`.
     prompts
         `(n, seed) -> (inputs, targets)`: a fixed evaluation set, a pure function of its arguments, apart from
         the data that the run trains on.
     references
-        `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts.
+        `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts, each
+        `(batch,)`, under names without blanks.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
@@ -76,7 +78,8 @@ class Probe:
     statement
         What `holds` says yes or no to, in words; None where the probe only measures.
     undefined
-        Reasons, as words joined by `_`, for which a result has no value at a (seed, step).
+        Reasons, as words joined by `_`, for which a result lacks values at a (seed, step). Somewhere a result
+        is NaN there if and only if one is given; a reason may leave `holds` defined.
     applies
         `trajectory -> None`, or the reason why the probe says nothing about such a run.
     references
@@ -139,10 +142,13 @@ class Probe:
 
     def objection(self, trajectory: xr.Dataset) -> str | None:
         """Return why this probe does not apply to `trajectory`, or None if it does."""
-        missing = [name for name in self.needs if name not in trajectory.variables]
+        missing = self._missing(trajectory)
         if missing:
             return f"the run has no {', '.join(missing)}"
         return self.applies(trajectory)
+
+    def _missing(self, trajectory: xr.Dataset) -> list[str]:
+        return [name for name in self.needs if name not in trajectory.variables]
 
     def __call__(
         self, trajectory: xr.Dataset, forward: Forward | None = None, **settings: object
@@ -153,20 +159,22 @@ class Probe:
         NothingToAnalyseError, with the reason, for a run that the probe does not apply to.
         """
         parameters = self.resolve(settings)
+        if not self._missing(trajectory):
+            check(trajectory, self.needs, where=f"input of probe {self.name!r}")
         reason = self.objection(trajectory)
         if reason is not None:
             raise NothingToAnalyseError(f"probe {self.name!r} does not apply: {reason}")
-        check(trajectory, self.needs, where=f"input of probe {self.name!r}")
         if self.forward and forward is None:
             raise InputError(f"probe {self.name!r} evaluates the model and needs a Forward")
-        arguments = (trajectory, forward) if self.forward else (trajectory,)
+        # A probe sees what it declares and nothing else; one that evaluates the model needs all of it.
+        arguments = (trajectory, forward) if self.forward else (trajectory[list(self.needs)],)
         result = self.compute(*arguments, **parameters)
         if self.statement is not None:
             result["since"] = since(result["holds"])
         for name, var in self.outputs.items():
             if name in result:
                 result[name] = result[name].transpose(*var.dims, missing_dims="ignore")
-        result = stamp(result, self.outputs)
+        result = stamp(result, self.outputs).drop_encoding()
         result.attrs = self._provenance(trajectory, parameters, result)
         check(result, self.outputs, where=f"output of probe {self.name!r}", ordered=True)
         return result
@@ -262,10 +270,13 @@ def undefined_codes(reasons: Mapping[str, xr.DataArray]) -> xr.DataArray:
     """
     codes = xr.zeros_like(next(iter(reasons.values())), dtype=np.int8)
     for number, where in reversed(list(enumerate(reasons.values(), start=1))):
-        codes = xr.where(where, np.int8(number), codes)
+        codes = codes.where(~where, np.int8(number))
     return codes
 
 
-def verdict(condition: xr.DataArray, undefined: xr.DataArray) -> xr.DataArray:
-    """Return 1 where `condition`, 0 where not, NaN where `undefined` is not 0; (seed, step)."""
-    return condition.astype(float).where(undefined == 0)
+def verdict(condition: xr.DataArray, *blocking: xr.DataArray) -> xr.DataArray:
+    """Return 1 where `condition`, 0 where not, NaN where any of the `blocking` reasons is; (seed, step)."""
+    answer = condition.astype(float)
+    for where in blocking:
+        answer = answer.where(~where)
+    return answer
