@@ -1,1 +1,61 @@
-"""The shell."""
+"""The shell: thin commands over the Python calls of the same names.
+
+Commands import what they need when they run, so that `mechicl --help` is quick and nothing that
+works without torch waits for it.
+"""
+
+import signal
+import sys
+from typing import Any, NoReturn
+
+import typer
+import typer.core
+
+from mechicl.cli import analyze, info, lists, train
+from mechicl.errors import MechiclError
+
+
+class _Shell(typer.core.TyperGroup):
+    """Turns what a command returns or raises into an exit code.
+
+    0 done, 1 a fault, 2 the user's mistake, 3 nothing to analyse, 4 partly done, 130 and 143
+    interrupted.
+    """
+
+    def invoke(self, ctx: Any) -> NoReturn:
+        try:
+            code = super().invoke(ctx) or 0
+        except MechiclError as error:
+            print(f"mechicl: {error}", file=sys.stderr)
+            code = error.exit_code
+        except KeyboardInterrupt:
+            print("mechicl: interrupted", file=sys.stderr)
+            code = 130
+        raise typer.Exit(code)
+
+
+app = typer.Typer(
+    name="mechicl",
+    cls=_Shell,
+    help="Mechanistic interpretability of in-context learning, over whole training trajectories.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train.train)
+app.command()(analyze.analyze)
+app.command()(info.info)
+app.command()(lists.recipes)
+app.command()(lists.probes)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    del frame
+    sys.exit(128 + number)  # unwinds, so that a run being written is committed
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()

@@ -1,5 +1,6 @@
 """HookedTransformers that read continuous inputs: the one module that touches their internals."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +52,10 @@ class ContinuousTransformer(HookedTransformer):
     """
 
     def __init__(self, cfg: HookedTransformerConfig) -> None:
-        super().__init__(cfg, move_to_device=False)
+        with warnings.catch_warnings():
+            # It is gone from TransformerLens 4, and this project stays below 4 for that reason.
+            warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+            super().__init__(cfg, move_to_device=False)
         for index, block in enumerate(self.blocks):
             block.attn = StrictAttention(cfg, "global", index)
         self.setup()  # names the hook points of the new attention layers

@@ -167,7 +167,7 @@ def _read(source: str | Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise InputError(f"there is no recipe file {str(path)!r}")
-        text = path.read_text()
+        name, text = path.stem, path.read_text()
     else:
         by_canonical = {canonical(name): name for name in recipe_names()}
         if canonical(str(source)) not in by_canonical:
@@ -180,7 +180,7 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"recipe {str(source)!r} is not a mapping of settings")
-    return {"name": path.stem, **settings}
+    return {"name": name, **settings}
 
 
 def _validated(settings: Mapping[str, Any]) -> Recipe:

@@ -1,0 +1,64 @@
+"""`mechicl analyze`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def analyze(
+    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    probe: Annotated[
+        list[str] | None,
+        typer.Option(help="Probe to run; may be repeated.", show_default="all that apply"),
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PROBE.]KEY=VALUE", help="Change a parameter of a probe; may be repeated."
+        ),
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed to analyse; may be repeated.", show_default="all")
+    ] = None,
+    step: Annotated[
+        list[int] | None, typer.Option(help="Step to analyse; may be repeated.", show_default="all")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where results and figures go.", show_default="RUN")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw figures.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> int:
+    """Run probes over a stored trajectory: verdicts, key figures, results and figures on disk."""
+    from mechicl import analyses
+    from mechicl.cli import report, settings
+    from mechicl.errors import NothingToAnalyseError
+    from mechicl.run import open_run
+
+    names = list(dict.fromkeys(analyses.get(name).name for name in probe or analyses.names()))
+    chosen = settings.by_probe(settings.parse(set or []), names)
+    for name in names:
+        analyses.get(name).resolve(chosen[name])
+
+    run = open_run(run_dir)
+    if not run.complete:
+        saved, planned = run.trajectory.attrs["n_saved"], run.trajectory.attrs["n_planned"]
+        print(f"unfinished run: {saved} of {planned} checkpoints", file=sys.stderr)
+    results, written, skipped = {}, {}, {}
+    for name in names:
+        reason = run.objection(name)
+        if reason is not None:
+            skipped[name] = reason
+            continue
+        results[name] = run.analyze(name, steps=step or None, seeds=seed or None, **chosen[name])
+        written[name] = run.save(results[name], out=out, figure=plot)
+    if not results:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise NothingToAnalyseError(f"no probe applies to {run_dir}: {reasons}")
+    if json:
+        report.print_json(run, results, written, skipped, every_step=bool(step))
+    else:
+        report.print_tables(results, written, skipped)
+    return 4 if probe and skipped else 0

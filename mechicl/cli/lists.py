@@ -1,0 +1,48 @@
+"""`mechicl recipes` and `mechicl probes`: what there is."""
+
+import inspect
+from typing import Annotated
+
+import typer
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe whole.")] = None,
+) -> None:
+    """List the recipes, or show one with every setting."""
+    import yaml
+
+    from mechicl.cli.tables import show
+    from mechicl.training import load_recipe, recipe_names
+
+    if name is not None:
+        print(yaml.safe_dump(load_recipe(name).settings(), sort_keys=False).rstrip())
+        return
+    rows = [[name, load_recipe(name).description] for name in recipe_names()]
+    show("recipes", ["name", "what it shows"], rows)
+
+
+def probes(
+    name: Annotated[str | None, typer.Argument(help="Show this probe whole.")] = None,
+) -> None:
+    """List the probes, or show one: what it computes, its parameters, its results."""
+    from mechicl import analyses
+    from mechicl.cli.tables import show
+
+    if name is None:
+        rows = [[name, analyses.get(name).summary] for name in analyses.names()]
+        show("probes", ["name", "what it measures"], rows)
+        return
+    probe = analyses.get(name)
+    print(f"{probe.name}\n\n{inspect.getdoc(probe.compute)}\n")
+    defaults = probe.resolve({})
+    rows = [
+        [key, f"{field.annotation.__name__ if field.annotation else ''}", str(defaults[key])]
+        for key, field in probe.parameters.model_fields.items()
+    ]
+    show("parameters (--set KEY=VALUE)", ["name", "type", "default"], rows)
+    rows = [
+        [key, ", ".join(var.dims), var.units, var.long_name] for key, var in probe.outputs.items()
+    ]
+    show("results", ["variable", "dims", "unit", "meaning"], rows)
+    print("Source: " + "; ".join(probe.references))

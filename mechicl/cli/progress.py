@@ -1,0 +1,67 @@
+"""How far training is: a bar on a terminal, one line a minute elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mechicl.training.loop import Progress
+
+_LINE_SECONDS = 60.0
+
+Callbacks = tuple[Callable[["Progress"], None], Callable[[str], None]]
+
+
+@contextmanager
+def shown(n_steps: int) -> Iterator[Callbacks]:
+    """Yield `(on_progress, notify)` for training; everything goes to standard error."""
+    yield from _bar(n_steps) if sys.stderr.isatty() else _lines()
+
+
+def _bar(n_steps: int) -> Iterator[Callbacks]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("compiling", total=n_steps, detail="")
+
+        def on_progress(progress: "Progress") -> None:
+            detail = f"{progress.rate:,.0f} seed-steps/s  loss {_losses(progress)}"
+            bar.update(task, description="training", completed=progress.step, detail=detail)
+
+        yield on_progress, bar.console.print
+
+
+def _lines() -> Iterator[Callbacks]:
+    printed = time.monotonic()
+
+    def on_progress(progress: "Progress") -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= _LINE_SECONDS:
+            printed = time.monotonic()
+            left = (progress.n_steps - progress.step) * len(progress.loss) / progress.rate
+            notify(
+                f"step {progress.step:,} of {progress.n_steps:,}, loss {_losses(progress)}, "
+                f"{progress.rate:,.0f} seed-steps/s, {left:,.0f} s left"
+            )
+
+    def notify(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    yield on_progress, notify
+
+
+def _losses(progress: "Progress") -> str:
+    shown = " ".join(f"{loss:.3f}" for loss in progress.loss[:4])
+    return shown + (" ..." if len(progress.loss) > 4 else "")

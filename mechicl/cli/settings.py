@@ -1,0 +1,64 @@
+"""`--set KEY=VALUE`: settings from the shell, values read as YAML."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mechicl.errors import InputError
+
+
+def parse(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return settings by key: `["d=7", "noise_variance=0.5"]` gives `{"d": 7, ...}`.
+
+    Values are YAML, so `null`, `[1, 2]` and `{every: 10}` mean what they say. Raises InputError for
+    what is not `KEY=VALUE`, for a value that is not YAML, and for a key given twice.
+    """
+    import yaml
+
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError(f"--set takes KEY=VALUE; given {assignment!r}")
+        if key in settings:
+            raise InputError(f"--set gives {key} twice")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--set {key}: {value!r} cannot be read as a value (YAML)") from None
+        if isinstance(settings[key], str):
+            settings[key] = _number(settings[key])
+    return settings
+
+
+def _number(text: str) -> str | float:
+    """Read `1e-3`, which YAML 1.1 takes for a string because it has no dot."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def by_probe(settings: dict[str, Any], probes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Sort `PROBE.KEY` settings by probe; a bare `KEY` belongs to the one probe that is named.
+
+    Raises InputError for a bare key with several probes, and for a probe that is not among
+    `probes`.
+    """
+    from mechicl.errors import canonical, unknown
+
+    sorted_settings: dict[str, dict[str, Any]] = {probe: {} for probe in probes}
+    for given, value in settings.items():
+        probe, dot, key = given.partition(".")
+        if not dot:
+            if len(probes) != 1:
+                raise InputError(
+                    f"--set {given}: {len(probes)} probes run, so say whose setting it is: "
+                    f"--set PROBE.{given}=VALUE"
+                )
+            probe, key = probes[0], given
+        probe, key = canonical(probe), canonical(key)
+        if probe not in sorted_settings:
+            raise unknown("probe to set among those that run, called", probe, probes)
+        sorted_settings[probe][key] = value
+    return sorted_settings

@@ -1,0 +1,64 @@
+"""`mechicl train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train this many seeds: 0, 1, ...")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Train for this many steps.")] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last commit.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that is there.")
+    ] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile/--no-compile", help="Compile the training step.")
+    ] = True,
+) -> int:
+    """Train a recipe, and store every checkpoint of its schedule."""
+    from mechicl.cli import progress, settings
+    from mechicl.errors import InputError
+    from mechicl.training import load_recipe
+
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other")
+    overrides = settings.parse(set or [])
+    for key, value in (("n_steps", steps), ("seeds", None if seeds is None else range(seeds))):
+        if value is not None:
+            if key in overrides:
+                raise InputError(f"{key} is given twice, by an option and by --set")
+            overrides[key] = list(value) if isinstance(value, range) else value
+    chosen = load_recipe(recipe, overrides)
+
+    from mechicl import run
+
+    with progress.shown(chosen.n_steps) as (on_progress, notify):
+        trained = run.train(
+            chosen,
+            out,
+            device=device,
+            resume=resume,
+            overwrite=overwrite,
+            compile=compile,
+            on_progress=on_progress,
+            notify=notify,
+        )
+    diverged = trained.metrics["diverged_at"].dropna("seed")
+    print(f"{len(trained.steps)} checkpoints of {len(trained.seeds)} seeds in {trained.path}")
+    for seed, step in zip(diverged["seed"].values, diverged.values, strict=True):
+        print(f"seed {seed} diverged at step {step:.0f}; its later checkpoints are NaN")
+    print(f"next: mechicl analyze {trained.path}")
+    return 1 if diverged.size else 0

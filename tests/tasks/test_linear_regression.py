@@ -1,0 +1,127 @@
+"""The task against its definition: moments, embedding, references."""
+
+import numpy as np
+import pydantic
+import pytest
+import torch
+
+from mechicl import tasks
+from mechicl.errors import InputError
+from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.streams import generator
+from mechicl.theory import linear_regression as theory
+
+KMS = tuple(tuple(0.5 ** abs(i - j) for j in range(3)) for i in range(3))
+
+
+def test_found_by_name() -> None:
+    assert tasks.get("linear-regression") is LinearRegression
+    with pytest.raises(InputError, match="did you mean 'linear_regression'"):
+        tasks.get("linear_regresion")
+
+
+@pytest.mark.parametrize("covariance", [None, KMS], ids=["identity", "kms"])
+def test_moments_are_those_of_the_definition(covariance: tuple | None) -> None:
+    """E xxᵀ = Σ, E y² = tr Σ/d + σ², E x y = 0, within five standard errors of 200,000 draws."""
+    n = 200_000
+    task = LinearRegression(d=3, n_context=1, noise_variance=0.5, covariance=covariance)
+    sample = task.sample(n, seed=0)
+    x, y = sample["inputs"].values[:, 0, :3], sample["inputs"].values[:, 0, 3]
+    sigma = np.eye(3) if covariance is None else np.array(covariance)
+    for i in range(3):
+        for j in range(3):
+            product = x[:, i] * x[:, j]
+            assert abs(product.mean() - sigma[i, j]) < 5 * product.std() / n**0.5
+        assert abs((x[:, i] * y).mean()) < 5 * (x[:, i] * y).std() / n**0.5
+    expected = np.trace(sigma) / 3 + 0.5
+    assert abs((y**2).mean() - expected) < 5 * (y**2).std() / n**0.5
+    wrong = np.trace(sigma) + 0.5  # β ~ N(0, I) instead of N(0, I/d)
+    assert abs((y**2).mean() - wrong) > 20 * (y**2).std() / n**0.5
+
+
+def test_context_and_query_share_one_beta() -> None:
+    """Without noise the query's target is what least squares on the context predicts."""
+    task = LinearRegression(d=2, n_context=5, noise_variance=0)
+    sample = task.sample(100, seed=1)
+    inputs = sample["inputs"].values.astype(float)
+    for prompt, target in zip(inputs, sample["targets"].values, strict=True):
+        beta, *_ = np.linalg.lstsq(prompt[:-1, :2], prompt[:-1, 2])
+        assert target == pytest.approx(prompt[-1, :2] @ beta, abs=1e-4)
+
+
+def test_the_target_never_reaches_the_inputs() -> None:
+    """Changing the query's noise changes y_q and nothing that the model reads."""
+    task = LinearRegression(d=2, n_context=3)
+    normals = torch.randn(10, task.n_normals, generator=generator("test", 0))
+    changed = normals.clone()
+    changed[:, task.d * task.n_positions + task.n_context] += 3.0
+    before, after = task.prompts(normals), task.prompts(changed)
+    assert torch.equal(before.inputs, after.inputs)
+    assert (before.targets != after.targets).all()
+    assert (before.inputs[:, -1, -1] == 0).all()
+
+
+def test_sample_is_a_function_of_its_seed() -> None:
+    task = LinearRegression()
+    first, again, other = (task.sample(4, seed=seed) for seed in (0, 0, 1))
+    assert first.equals(again)
+    assert not first.equals(other)
+    longer = task.sample(6, seed=0)
+    assert dict(longer.sizes) == {"batch": 6, "pos": 41, "d_model": 6}
+
+
+@pytest.mark.parametrize(("n", "seed"), [(0, 0), (-1, 0), (3, -1)])
+def test_bad_samples_are_refused(n: int, seed: int) -> None:
+    with pytest.raises(InputError, match="n >= 1 and seed >= 0"):
+        LinearRegression().sample(n, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"d": 0}, "greater than or equal to 1"),
+        ({"d": 2.5}, "valid integer"),
+        ({"n_context": 0}, "greater than or equal to 1"),
+        ({"noise_variance": -0.1}, "greater than or equal to 0"),
+        ({"noise_variance": float("nan")}, "finite"),
+        ({"noise_var": 0.1}, "Extra inputs"),
+        ({"d": 2, "covariance": ((1, 0),)}, "needs 2 rows of 2"),
+        ({"d": 2, "covariance": ((1, 0.5), (0.4, 1))}, "not symmetric"),
+        ({"d": 2, "covariance": ((1, 2), (2, 1))}, "smallest eigenvalue is -1"),
+        ({"d": 2, "covariance": ((1, 1), (1, 1))}, "not positive definite"),
+        ({"d": 1, "covariance": ((float("inf"),),)}, "finite"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(pydantic.ValidationError, match=message):
+        LinearRegression(**settings)
+
+
+def test_identity_covariance_changes_nothing() -> None:
+    given = LinearRegression(d=2, covariance=((1, 0), (0, 1)))
+    assert given.isotropic
+    assert not LinearRegression(d=2, covariance=((2, 0), (0, 1))).isotropic
+    np.testing.assert_allclose(
+        given.sample(5, seed=0)["inputs"], LinearRegression(d=2).sample(5, seed=0)["inputs"]
+    )
+
+
+def test_references_reach_their_exact_risks() -> None:
+    """Vanilla and debiased GD at their exact risks, within five standard errors; ridge below."""
+    task = LinearRegression()
+    sample = task.sample(20_000, seed=2)
+    targets = sample["targets"].values
+    at = {"d": task.d, "n_context": task.n_context, "noise_variance": task.noise_variance}
+    errors = {
+        name: (predicted - targets) ** 2
+        for name, predicted in task.references(sample["inputs"].values).items()
+    }
+    assert set(errors) == {"ridge", "vanilla_gd", "debiased_gd", "single_head"}
+    exact = {
+        "vanilla_gd": theory.vanilla_gd_risk(theory.optimal_vanilla_learning_rate(**at), **at),
+        "debiased_gd": theory.debiased_gd_risk(theory.optimal_learning_rate(**at), **at),
+    }
+    for name, risk in exact.items():
+        error = errors[name]
+        assert abs(error.mean() - risk) < 5 * error.std() / len(error) ** 0.5
+    assert errors["ridge"].mean() < errors["debiased_gd"].mean() < errors["single_head"].mean()
