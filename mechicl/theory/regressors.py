@@ -1,0 +1,199 @@
+"""Predictors on prompts of linear regression: gradient descent, ridge, softmax kernels (he2025).
+
+A prompt is L covariates `x` (..., L, d) with responses `y` (..., L), and a query `x_query` (...,
+d); leading axes broadcast, and every predictor answers in shape (...). A prompt or setting with a
+number that is not finite gives NaN; what is out of range, or does not fit in shape, raises
+`mechicl.errors.InputError`.
+"""
+
+import numpy as np
+from jaxtyping import Float
+
+from mechicl.errors import InputError
+from mechicl.theory._arguments import Heads, Scalars, leading, per_head, quiet, reals
+
+Covariates = Float[np.ndarray, "*#batch L d"]
+Responses = Float[np.ndarray, "*#batch L"]
+Query = Float[np.ndarray, "*#batch d"]
+Prediction = Float[np.ndarray, "*#batch"]
+
+
+@quiet
+def vanilla_gd(
+    x: Covariates, y: Responses, x_query: Query, *, learning_rate: Scalars
+) -> Prediction:
+    """Prediction after one step of gradient descent from zero on the squared loss of the context.
+
+    ŷ = η/L · Σ_ℓ y_ℓ ⟨x_ℓ, x_q⟩: the step is taken on (2L)⁻¹ Σ_ℓ (βᵀx_ℓ − y_ℓ)².
+
+    Parameters
+    ----------
+    x, y, x_query
+        Prompts: (..., L, d), (..., L) and (..., d).
+    learning_rate
+        η, a number or (...).
+
+    Returns
+    -------
+    np.ndarray
+        (...). NaN where a prompt or η is not finite.
+
+    Raises
+    ------
+    InputError
+        What is not real numbers, or does not fit in shape.
+
+    Notes
+    -----
+    Source: he2025, below (4.11).
+    """
+    rate = reals("learning_rate", learning_rate)
+    x, y, x_query, finite = _prompts(x, y, x_query, {"learning_rate": rate})
+    step = np.einsum("...l,...ld,...d->...", y, x, x_query) / x.shape[-2]
+    return _where(finite, rate * step)
+
+
+@quiet
+def debiased_gd(
+    x: Covariates, y: Responses, x_query: Query, *, learning_rate: Scalars
+) -> Prediction:
+    """Prediction after one step of gradient descent on covariates less their mean over the context.
+
+    ŷ = η/L · Σ_ℓ y_ℓ ⟨x_ℓ − x̄, x_q⟩, x̄ = L⁻¹ Σ_ℓ x_ℓ. The query is not centred. It is what a
+    pair of heads (ω, μ) = (±γ, ±η/2γ) computes as γ → 0.
+
+    Parameters
+    ----------
+    x, y, x_query
+        Prompts: (..., L, d), (..., L) and (..., d).
+    learning_rate
+        η, a number or (...).
+
+    Returns
+    -------
+    np.ndarray
+        (...), 0 for L = 1. NaN where a prompt or η is not finite.
+
+    Raises
+    ------
+    InputError
+        What is not real numbers, or does not fit in shape.
+
+    Notes
+    -----
+    Source: he2025 (4.11).
+    """
+    rate = reals("learning_rate", learning_rate)
+    x, y, x_query, finite = _prompts(x, y, x_query, {"learning_rate": rate})
+    centred = x - x.mean(-2, keepdims=True)
+    step = np.einsum("...l,...ld,...d->...", y, centred, x_query) / x.shape[-2]
+    return _where(finite, rate * step)
+
+
+@quiet
+def ridge(x: Covariates, y: Responses, x_query: Query, *, penalty: Scalars) -> Prediction:
+    """Prediction of ridge regression, by singular values.
+
+    ŷ = x_qᵀ (XᵀX + λI)⁻¹ Xᵀy. At λ = dσ² it is the posterior mean for β ~ N(0, I/d) and noise σ²,
+    the best predictor there is; at λ = 0 the least squares of least norm. Contexts may be
+    rank-deficient, or have L < d.
+
+    Parameters
+    ----------
+    x, y, x_query
+        Prompts: (..., L, d), (..., L) and (..., d).
+    penalty
+        λ, a number or (...), at least 0.
+
+    Returns
+    -------
+    np.ndarray
+        (...). NaN where a prompt or λ is not finite.
+
+    Raises
+    ------
+    InputError
+        λ negative, or shapes that do not fit.
+
+    Notes
+    -----
+    Source: he2025, Bayes estimator of section 4.3.
+    """
+    penalty = reals("penalty", penalty, minimum=0)
+    x, y, x_query, finite = _prompts(x, y, x_query, {"penalty": penalty})
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    cutoff = np.finfo(float).eps * max(x.shape[-2:]) * values[..., :1]
+    kept = values > cutoff  # the rest are zeros that rounding has blurred
+    safe = np.where(kept, values, 1.0)
+    # s/(s² + λ), in a form that does not overflow.
+    shrunk = np.where(kept, 1 / (safe + penalty[..., None] / safe), 0.0)
+    along = np.einsum("...ls,...l->...s", left, y) * np.einsum("...sd,...d->...s", right, x_query)
+    return _where(finite, (shrunk * along).sum(-1))
+
+
+@quiet
+def kernel_regression(
+    x: Covariates, y: Responses, x_query: Query, *, omega: Heads, mu: Heads
+) -> Prediction:
+    """Prediction of attention heads of scales ω and μ: a sum of softmax kernel regressors.
+
+    ŷ = Σ_h μ_h Σ_ℓ p_hℓ y_ℓ, p_h = softmax over ℓ of ω_h ⟨x_ℓ, x_q⟩. One head is a Nadaraya-Watson
+    estimator.
+
+    Parameters
+    ----------
+    x, y, x_query
+        Prompts: (..., L, d), (..., L) and (..., d).
+    omega, mu
+        (H) or (..., H); a scalar is one head.
+
+    Returns
+    -------
+    np.ndarray
+        (...), within ‖μ‖₁ · max|y| of zero. NaN where a prompt or a head is not finite.
+
+    Raises
+    ------
+    InputError
+        What is not real numbers, or does not fit in shape.
+
+    Notes
+    -----
+    Source: he2025 (3.2); (4.12) for one head.
+    """
+    omega, mu = per_head(omega=omega, mu=mu)
+    x, y, x_query, finite = _prompts(x, y, x_query, {"omega": omega, "mu": mu}, axes=1)
+    scores = omega[..., :, None] * np.einsum("...ld,...d->...l", x, x_query)[..., None, :]
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    heads = np.einsum("...hl,...l->...h", weights, y) / weights.sum(-1)
+    return _where(finite, (mu * heads).sum(-1))
+
+
+def _prompts(
+    x: Covariates, y: Responses, x_query: Query, settings: dict[str, np.ndarray], *, axes: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return checked prompts, zero where they were not finite, and where all is finite.
+
+    `axes` is the number of axes that the settings have besides those of the batch. LAPACK may end
+    the process on NaN, so no predictor sees one.
+    """
+    x, y, x_query = reals("x", x), reals("y", y), reals("x_query", x_query)
+    if x.shape[-2:] != (*y.shape[-1:], *x_query.shape[-1:]) or x.ndim < 2 or 0 in x.shape[-2:]:
+        raise InputError(
+            f"x has shape {x.shape}, y {y.shape}, x_query {x_query.shape}; accepted: (..., L, d), "
+            "(..., L) and (..., d) with L and d at least 1"
+        )
+    parts = [(x, 2), (y, 1), (x_query, 1), *((array, axes) for array in settings.values())]
+    leading(
+        {"x": x, "y": y, "x_query": x_query, **settings},
+        [array.shape[: array.ndim - own] for array, own in parts],
+    )
+    finite = np.asarray(True)
+    for array, own in parts:
+        finite = finite & np.isfinite(array).all(tuple(range(-own, 0)))
+    x, y, x_query = (np.where(np.isfinite(array), array, 0.0) for array in (x, y, x_query))
+    return x, y, x_query, np.asarray(finite)
+
+
+def _where(defined: np.ndarray, prediction: np.ndarray) -> Prediction:
+    return np.where(defined, prediction, np.nan)
