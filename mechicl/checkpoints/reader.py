@@ -1,0 +1,303 @@
+"""Open a run for reading: which paths are runs, and the prefix of its trajectory that is whole.
+
+Nothing is locked and nothing written. A writer may be at work: the number of whole checkpoints is
+read first, and what it counts does not change any more.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+import yaml
+import zarr
+from zarr.abc.store import Store
+from zarr.storage import LocalStore
+
+from mechicl.checkpoints.layout import CONFIG, REPLACED, SCHEMA_VERSION, TRAJECTORY
+from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
+
+Location = Path | str
+"""A run: a local directory, or an fsspec URL."""
+
+_URL = re.compile(r"^[a-z][a-z0-9+.:-]*://")
+_METADATA = "zarr.json"
+_COORDINATES = ("seed", "step", "log_step")
+
+
+def require_run(path: Location) -> Location:
+    """Return `path`, a Path unless it is a URL, if it is a run whose trajectory has been allocated.
+
+    Raises
+    ------
+    InputError
+        There is nothing, or something else, or several runs.
+    NothingToAnalyseError
+        The directory is empty, or its training has not begun.
+    DamagedRunError
+        The directory is a run, but a part that it cannot be without is missing.
+    """
+    if is_url(path):
+        return _require_remote(str(path))
+    run = Path(path)
+    try:
+        _require_local(run)
+    except OSError as error:
+        raise InputError(f"{run} cannot be read: {error.strerror or error}") from error
+    return run
+
+
+def is_url(path: Location) -> bool:
+    """Return whether `path` names something that is not on this machine."""
+    return isinstance(path, str) and bool(_URL.match(path)) and not Path(path).exists()
+
+
+def _require_local(run: Path) -> None:
+    for part in (run.absolute(), *run.absolute().parents):
+        if part.name == TRAJECTORY:
+            raise InputError(f"{run} lies inside a run; give the run itself: {part.parent}")
+    if not run.exists():
+        if run.is_symlink():
+            raise InputError(f"{run} is a link to {run.readlink()}, which is not there")
+        raise InputError(f"there is no {run}; give the directory of a run")
+    if not run.is_dir():
+        hint = f": {run.parent}" if run.name == CONFIG else ""
+        raise InputError(f"{run} is a file; give the directory of a run{hint}")
+
+    names = {entry.name for entry in run.iterdir()}
+    if TRAJECTORY in names:
+        if not (run / TRAJECTORY).is_dir():
+            raise DamagedRunError(f"{run / TRAJECTORY} is not a directory that can be read")
+        if CONFIG not in names:
+            raise DamagedRunError(f"{run / CONFIG} is missing: restore it from a copy")
+        return
+    aside = sorted(name for name in names if name.startswith(REPLACED))
+    if aside:
+        raise NothingToAnalyseError(
+            f"replacing the run in {run} was cut short; the earlier run is in {run / aside[0]}: "
+            "move its contents back, or train again with --overwrite, which deletes it"
+        )
+    if CONFIG in names:
+        raise NothingToAnalyseError(
+            f"the run in {run} has no {TRAJECTORY}: its training has not begun; wait for it, or, "
+            "if it was stopped, train again with --overwrite"
+        )
+    if not names:
+        raise NothingToAnalyseError(f"{run} is empty; train a run into it first")
+    inside = sorted(name for name in names if (run / name / CONFIG).is_file())
+    if inside:
+        some = ", ".join(str(run / name) for name in inside[:3])
+        more = f" and {len(inside) - 3} more" if len(inside) > 3 else ""
+        raise InputError(f"{run} is a folder of runs; give one of them: {some}{more}")
+    raise InputError(f"{run} is not a run: it has neither {CONFIG} nor {TRAJECTORY}")
+
+
+def _require_remote(url: str) -> str:
+    url = url.rstrip("/")
+    if TRAJECTORY in url.split("/"):
+        raise InputError(f"{url} lies inside a run; give the run itself")
+    try:
+        from fsspec.core import url_to_fs
+
+        system, root = url_to_fs(url)
+        found = system.exists(f"{root}/{TRAJECTORY}/{_METADATA}")
+    except Exception as error:  # any of the many that storage services raise
+        raise InputError(f"{url} cannot be read: {error}") from error
+    if not found:
+        raise InputError(f"there is no run at {url}: it has no {TRAJECTORY}/{_METADATA}")
+    return url
+
+
+def _read_bytes(run: Location, name: str) -> bytes:
+    where = f"{run}/{name}"
+    try:
+        if isinstance(run, Path):
+            return (run / name).read_bytes()
+        import fsspec
+
+        with fsspec.open(where, "rb") as file:
+            return file.read()  # type: ignore[union-attr]
+    except FileNotFoundError:
+        raise DamagedRunError(f"{where} is missing: restore it from a copy") from None
+    except OSError as error:
+        raise DamagedRunError(f"{where} cannot be read: {error}") from error
+
+
+def read_config(path: Location) -> dict[str, object]:
+    """Return the configuration that the run at `path` was started with.
+
+    Raises
+    ------
+    InputError, NothingToAnalyseError
+        As `require_run`.
+    DamagedRunError
+        `config.yaml` is missing or is not YAML with a setting a key.
+    """
+    run = require_run(path)
+    try:
+        config = yaml.safe_load(_read_bytes(run, CONFIG).decode())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DamagedRunError(f"{run}/{CONFIG} is not YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise DamagedRunError(f"{run}/{CONFIG} holds no settings")
+    return config
+
+
+def read_trajectory(path: Location) -> xr.Dataset:
+    """Return the whole checkpoints of the run at `path`, read from disk where they are used.
+
+    Returns
+    -------
+    Dataset
+        Parameters ``(seed, step, ...)`` float32, `loss` ``(seed, log_step)`` up to the last whole
+        checkpoint, `diverged_at` ``(seed,)``, and the constants. Its attributes say how many
+        checkpoints there are (`n_saved`) of how many planned (`n_planned`), and whether that is
+        all (`complete`, 0 or 1). `load` reads it into memory and names what is damaged.
+
+    Raises
+    ------
+    InputError
+        As `require_run`, or a later mechicl wrote this run.
+    NothingToAnalyseError
+        As `require_run`, or there is no checkpoint yet.
+    DamagedRunError
+        Metadata, coordinates or chunks are missing or altered. Chunks are looked for in local
+        runs; their contents are checked when they are read.
+    """
+    run = require_run(path)
+    store = _open_store(run)
+    group = open_group(run, store)
+    n_saved = read_n_saved(run, group)
+    if n_saved == 0:
+        raise NothingToAnalyseError(
+            f"the run in {run} has no checkpoint yet; wait for it, or continue it with --resume"
+        )
+    try:
+        consolidated = group.metadata.consolidated_metadata is not None
+        dataset = xr.open_zarr(store, chunks=None, consolidated=consolidated)  # type: ignore[arg-type]
+    except Exception:
+        for name in _COORDINATES:
+            read_array(run, group, name)
+        raise
+    for name in _COORDINATES:
+        if (dataset[name].values < 0).any():
+            raise DamagedRunError(f"{run}/{TRAJECTORY}/{name} lacks its values")
+
+    n_planned = dataset.sizes["step"]
+    last = int(dataset["step"][n_saved - 1])
+    prefix = {"step": n_saved, "log_step": last}
+    if isinstance(run, Path):
+        _require_chunks(run, group, prefix)
+    dataset = dataset.drop_vars("n_saved").isel({dim: slice(n) for dim, n in prefix.items()})
+    dataset["diverged_at"] = dataset["diverged_at"].copy(data=read_diverged(run, group, last))
+    complete = int(n_saved == n_planned)
+    return dataset.assign_attrs(n_saved=n_saved, n_planned=n_planned, complete=complete)
+
+
+def load(dataset: xr.Dataset, *, where: object) -> xr.Dataset:
+    """Read `dataset` into memory, in place, and return it.
+
+    Raises
+    ------
+    DamagedRunError
+        A chunk is not what was written; named are the variable and the run, `where`.
+    """
+    for name, variable in dataset.variables.items():
+        with _reading(f"{where}/{TRAJECTORY}/{name}"):
+            variable.load()
+    return dataset
+
+
+def _open_store(run: Location) -> Store:
+    # A store, not its path: xarray takes some characters of a path for a chain of URLs.
+    if isinstance(run, Path):
+        return LocalStore(run / TRAJECTORY, read_only=True)
+    from zarr.storage import FsspecStore
+
+    return FsspecStore.from_url(f"{run}/{TRAJECTORY}", read_only=True)
+
+
+def open_group(run: Location, store: Store, mode: str = "r") -> zarr.Group:
+    """Return the group of the trajectory of `run`, of a schema that this version reads.
+
+    Raises
+    ------
+    InputError
+        A later mechicl wrote it.
+    DamagedRunError
+        Its metadata are missing or are not what was written.
+    """
+    where = f"{run}/{TRAJECTORY}/{_METADATA}"
+    data = _read_bytes(run, f"{TRAJECTORY}/{_METADATA}")
+    try:
+        attrs = json.loads(data)["attributes"]
+        schema, writer = int(attrs["schema_version"]), attrs["mechicl_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedRunError(f"{where} is not what was written: {error!r}") from error
+    if schema > SCHEMA_VERSION:
+        raise InputError(
+            f"mechicl {writer} wrote {run} with schema {schema}, and this version reads up to "
+            f"{SCHEMA_VERSION}; install mechicl {writer} or later"
+        )
+    try:
+        group = zarr.open_group(store, mode=mode)  # type: ignore[arg-type]
+        known = set(group.array_keys())
+    except Exception as error:  # whatever Zarr makes of metadata that were altered
+        raise DamagedRunError(f"{where} is not what was written: {error!r}") from error
+    lacking = {*_COORDINATES, "loss", "diverged_at", "n_saved"} - known
+    if lacking:
+        raise DamagedRunError(f"{where} knows no {', '.join(sorted(lacking))}")
+    return group
+
+
+def read_n_saved(run: Location, group: zarr.Group) -> int:
+    """Return the number of whole checkpoints; DamagedRunError where it cannot be one."""
+    n_saved = int(read_array(run, group, "n_saved"))
+    n_planned = group["step"].shape[0]  # type: ignore[union-attr]
+    if not 0 <= n_saved <= n_planned:
+        raise DamagedRunError(
+            f"{run}/{TRAJECTORY}/n_saved is {n_saved}, of {n_planned} checkpoints planned"
+        )
+    return n_saved
+
+
+def read_diverged(run: Location, group: zarr.Group, last: int) -> np.ndarray:
+    """Return the step at which each seed diverged before step `last`, ``(seed,)``; else NaN.
+
+    It is written before the checkpoint that it belongs to counts, so it may be ahead of it.
+    """
+    diverged = read_array(run, group, "diverged_at")
+    return np.where(diverged < last, diverged, np.nan)
+
+
+def read_array(run: Location, group: zarr.Group, name: str, where: object = ...) -> np.ndarray:
+    """Return ``group[name][where]``; DamagedRunError, naming it, where a chunk is damaged."""
+    with _reading(f"{run}/{TRAJECTORY}/{name}"):
+        return np.asarray(group[name][where])  # type: ignore[index]
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        raise DamagedRunError(
+            f"{what} cannot be read, a chunk of it is not what was written: {error}"
+        ) from error
+
+
+def _require_chunks(run: Path, group: zarr.Group, prefix: dict[str, int]) -> None:
+    """Raise where a chunk of the prefix is not there: Zarr would read it as NaN."""
+    for name, array in group.arrays():
+        names = array.metadata.dimension_names or ()  # type: ignore[union-attr]
+        sizes = [prefix.get(str(dim), n) for dim, n in zip(names, array.shape, strict=True)]
+        counts = [math.ceil(n / c) for n, c in zip(sizes, array.chunks, strict=True)]
+        for index in itertools.product(*map(range, counts)):
+            key = array.metadata.encode_chunk_key(index)
+            if not (run / TRAJECTORY / name / key).is_file():
+                raise DamagedRunError(f"{run / TRAJECTORY / name / key} is missing")

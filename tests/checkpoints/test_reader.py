@@ -1,0 +1,286 @@
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from mechicl.checkpoints import TrajectoryWriter, load, read_config, read_trajectory, require_run
+from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
+from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
+from tests.checkpoints.common import (
+    assert_prefix,
+    chunk,
+    flip_bit,
+    make_checkpoint,
+    make_plan,
+    read,
+    write,
+)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    write(tmp_path / "run", make_plan(), 5)
+    return tmp_path / "run"
+
+
+def test_only_the_whole_prefix_is_read(run):
+    dataset = read_trajectory(run)
+    assert_prefix(dataset, make_plan(), 5)
+    assert "n_saved" not in dataset.variables
+    assert dataset.attrs["n_planned"] == 21
+    assert dataset.attrs["complete"] == 0
+    assert dataset["sigma"] == 0.25
+    assert dataset["diverged_at"].attrs["units"] == "step"
+    assert dataset.sizes == {"seed": 2, "step": 5, "log_step": 20, "head": 2, "d_model": 3}
+
+
+def test_a_finished_run_is_complete(tmp_path):
+    write(tmp_path / "run", make_plan(), 21)
+    dataset = read(tmp_path / "run")
+    assert_prefix(dataset, make_plan(), 21)
+    assert dataset.attrs["complete"] == 1
+
+
+def test_parameters_are_read_when_they_are_used(run):
+    dataset = read_trajectory(run)
+    flip_bit(chunk(run, "W_Q"))
+    assert dataset["b_Q"].shape == (2, 5)
+    np.testing.assert_array_equal(dataset["b_Q"].isel(step=2), [2.0, np.float32(2 + 1 / 7)])
+    with pytest.raises(ValueError, match="checksum"):
+        dataset["W_Q"].load()
+
+
+def test_config_is_read(run):
+    assert read_config(run) == {"recipe": "x"}
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "ünï-σ", "a#b", "a%20b", "a::b", "a?b&c", "simplecache::x"]
+)
+def test_any_name_of_a_directory_will_do(tmp_path, name):
+    write(tmp_path / name, make_plan(), 4)
+    assert_prefix(read(tmp_path / name), make_plan(), 4)
+    assert_prefix(read(str(tmp_path / name)), make_plan(), 4)
+
+
+def test_links_relative_paths_and_trailing_slashes(run, monkeypatch):
+    (run.parent / "link").symlink_to(run)
+    monkeypatch.chdir(run.parent)
+    for path in ("link", "run/", Path("run"), "./link/."):
+        assert read(path).attrs["n_saved"] == 5
+
+
+def test_reading_leaves_no_trace_in_a_directory_that_cannot_be_written(run):
+    def everything():
+        return {path: path.stat().st_mtime_ns for path in [run, *run.rglob("*")]}
+
+    directories = [run, *(path for path in run.rglob("*") if path.is_dir())]
+    for path in directories:
+        path.chmod(0o555)
+    before = everything()
+    try:
+        read_config(run)
+        assert_prefix(read(run), make_plan(), 5)
+        assert everything() == before
+    finally:
+        for path in directories:
+            path.chmod(0o755)
+
+
+def test_urls_that_are_no_run():
+    with pytest.raises(InputError, match="no run at memory://nowhere"):
+        read_trajectory("memory://nowhere")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trajectory("nosuchprotocol://x")
+    with pytest.raises(InputError, match="inside a run"):
+        read_trajectory("memory://x/trajectory.zarr/")
+
+
+def test_a_run_in_memory(run):
+    memory = fsspec.filesystem("memory")
+    memory.put(str(run), "/a-run", recursive=True)
+    try:
+        for url in ("memory://a-run", "memory://a-run/"):
+            assert_prefix(read_trajectory(url).load(), make_plan(), 5)
+            assert read_config(url) == {"recipe": "x"}
+        with pytest.raises(InputError, match="can be read but not continued"):
+            TrajectoryWriter.resume("memory://a-run")
+        with pytest.raises(InputError, match="not local"):
+            TrajectoryWriter.create("memory://b-run", make_plan(), {})
+        memory.rm("/a-run/config.yaml")
+        with pytest.raises(DamagedRunError, match=r"config\.yaml is missing"):
+            read_config("memory://a-run")
+    finally:
+        memory.rm("/a-run", recursive=True)
+
+
+def test_what_is_no_run_is_answered_with_what_to_do(run, monkeypatch):
+    here = run.parent
+
+    def refused(path, error, *texts):
+        with pytest.raises(error) as caught:
+            require_run(path)
+        assert type(caught.value) is error
+        for text in texts:
+            assert text in str(caught.value)
+
+    refused(here / "nowhere", InputError, "there is no", "nowhere")
+    refused("x" * 300, InputError, "cannot be read", "name too long")
+    (here / "dangling").symlink_to(here / "gone")
+    refused(here / "dangling", InputError, "is a link to", "gone")
+    (here / "round").symlink_to(here / "round")
+    refused(here / "round", InputError, "round")
+    refused(run / CONFIG, InputError, "is a file", f"give the directory of a run: {run}")
+    (here / "empty").mkdir()
+    refused(here / "empty", NothingToAnalyseError, "is empty")
+    refused(here, InputError, "folder of runs", str(run))
+    for index in range(5):
+        write(here / "many" / f"r{index}", make_plan(), 1)
+    refused(here / "many", InputError, "r0, ", "r2 and 2 more")
+    refused(run / TRAJECTORY, InputError, f"give the run itself: {run}")
+    refused(run / TRAJECTORY / "W_Q" / "c", InputError, f"give the run itself: {run}")
+    monkeypatch.chdir(run / TRAJECTORY)
+    refused(".", InputError, f"give the run itself: {run}")
+    (here / "other").mkdir()
+    (here / "other" / "notes.txt").touch()
+    refused(here / "other", InputError, "not a run", CONFIG, TRAJECTORY)
+    (here / "early").mkdir()
+    (here / "early" / CONFIG).write_text("a: 1")
+    refused(here / "early", NothingToAnalyseError, "has not begun", "--overwrite")
+    (here / "early" / TRAJECTORY).touch()
+    refused(here / "early", DamagedRunError, "is not a directory")
+    (run / CONFIG).unlink()
+    refused(run, DamagedRunError, f"{run / CONFIG} is missing")
+
+
+def test_a_run_without_a_checkpoint_has_nothing_to_analyse(tmp_path):
+    write(tmp_path / "run", make_plan(), 0)
+    with pytest.raises(NothingToAnalyseError, match="no checkpoint yet"):
+        read_trajectory(tmp_path / "run")
+
+
+def test_a_newer_schema_is_refused_with_the_version_needed(run):
+    path = run / TRAJECTORY / "zarr.json"
+    metadata = json.loads(path.read_text())
+    metadata["attributes"] |= {"schema_version": 2, "mechicl_version": "7.8"}
+    metadata["zarr_format"] = 9  # whatever else a later version does
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(InputError, match=r"install mechicl 7\.8 or later"):
+        read_trajectory(run)
+    with pytest.raises(InputError, match=r"install mechicl 7\.8 or later"):
+        TrajectoryWriter.resume(run)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"[]", b"{}", b'{"attributes": {}}', b"\xff\xfe"]
+)
+def test_damaged_metadata_are_named(run, content):
+    path = run / TRAJECTORY / "zarr.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DamagedRunError) as caught:
+        read_trajectory(run)
+    assert str(path) in str(caught.value)
+
+
+def test_metadata_that_lost_an_array_are_named(run):
+    path = run / TRAJECTORY / "zarr.json"
+    metadata = json.loads(path.read_text())
+    del metadata["consolidated_metadata"]["metadata"]["loss"]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(DamagedRunError, match=r"zarr\.json knows no loss"):
+        read_trajectory(run)
+    metadata["node_type"] = "array"
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(DamagedRunError, match=r"zarr\.json"):
+        read_trajectory(run)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"recipe: [", b"just text", b"\xff\xfe\x00"])
+def test_a_damaged_config_is_named(run, content):
+    path = run / CONFIG
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DamagedRunError) as caught:
+        read_config(run)
+    assert str(path) in str(caught.value)
+
+
+ARRAYS = ["W_Q", "b_Q", "loss", "diverged_at", "sigma", "n_saved", "seed", "step", "log_step"]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("damage", ["flip", "flip the checksum", "truncate", "empty", "lose"])
+def test_a_damaged_chunk_is_named_wherever_it_is(run, name, damage):
+    path = chunk(run, name)
+    if damage.startswith("flip"):
+        flip_bit(path, 3 if damage == "flip" else -1)
+    elif damage == "lose":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if damage == "empty" else path.read_bytes()[:-8])
+    with pytest.raises(DamagedRunError) as caught:
+        load(read_trajectory(run), where=run)
+    assert str(run / TRAJECTORY / name) in str(caught.value)
+
+
+def test_an_undamaged_run_loads(run):
+    assert_prefix(load(read_trajectory(run), where=run), make_plan(), 5)
+
+
+def test_a_reader_beside_a_writer_sees_whole_prefixes_alone(tmp_path):
+    plan, run = make_plan(range(120)), tmp_path / "run"
+    seen, errors = set(), []
+
+    def look():
+        try:
+            dataset = load(read_trajectory(run), where=run)
+            assert_prefix(dataset, plan, dataset.attrs["n_saved"])
+            seen.add(dataset.attrs["n_saved"])
+        except NothingToAnalyseError:
+            pass
+
+    def loop():
+        try:
+            while not done.is_set():
+                look()
+        except BaseException as error:  # handed to the main thread
+            errors.append(error)
+
+    done = threading.Event()
+    reader = threading.Thread(target=loop)
+    with TrajectoryWriter.create(run, plan, {}, commit_seconds=0) as writer:
+        reader.start()
+        for index in range(120):
+            writer.add(make_checkpoint(plan, index))
+    done.set()
+    reader.join()
+    look()
+    assert errors == []
+    assert len(seen) > 5
+
+
+def test_a_reader_beside_a_writing_process(tmp_path):
+    run, plan = tmp_path / "run", make_plan(range(151))
+    command = [sys.executable, "-m", "tests.checkpoints.common", str(run), "150"]
+    seen = set()
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        while process.poll() is None:
+            try:
+                dataset = load(read_trajectory(run), where=run)
+            except NothingToAnalyseError:
+                continue
+            assert_prefix(dataset, plan, dataset.attrs["n_saved"])
+            seen.add(dataset.attrs["n_saved"])
+    assert process.returncode == 0
+    assert len(seen) > 3
+    assert_prefix(read(run), plan, 151)
+
+
+def test_reading_takes_no_lock(run):
+    with TrajectoryWriter.resume(run):
+        assert read(run).attrs["n_saved"] == 5
