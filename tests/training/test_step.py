@@ -1,0 +1,90 @@
+"""One step against autograd through the HookedTransformer, and what happens to a diverging seed."""
+
+import torch
+
+from mechicl.training import load_recipe
+from mechicl.training.recipe import Recipe
+from mechicl.training.step import State, initial_state, make_step
+
+RECIPE = load_recipe(
+    "he2025-two-head-quick", {"d": 3, "n_context": 6, "batch_size": 8, "learning_rate": 0.01}
+)
+
+
+def normals(recipe: Recipe, n_seeds: int, step: int = 0) -> torch.Tensor:
+    stream = torch.Generator().manual_seed(step)
+    return torch.randn(n_seeds, recipe.batch_size, recipe.task.n_normals, generator=stream)
+
+
+def test_equals_autograd_through_the_hooked_model() -> None:
+    """Three Adam steps of the full model, all positions computed, give the same weights and losses."""
+    state, step = initial_state(RECIPE, (4, 9)), make_step(RECIPE)
+    losses = []
+    for number in range(3):
+        state, loss = step(state, normals(RECIPE, 2, number))
+        losses.append(loss)
+    start = initial_state(RECIPE, (4, 9))
+    for index in range(2):
+        weights = {name: value[index] for name, value in start.parameters.items()}
+        model = RECIPE.model.hooked(RECIPE.task, weights)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        rule = torch.optim.Adam(trained, lr=0.01)
+        for number in range(3):
+            prompts = RECIPE.task.prompts(normals(RECIPE, 2, number)[index])
+            loss = ((model(prompts.inputs)[:, -1, -1] - prompts.targets) ** 2).mean()
+            torch.testing.assert_close(losses[number][index], loss.detach())
+            rule.zero_grad()
+            loss.backward()
+            rule.step()
+        for name in weights:
+            expected = getattr(model.blocks[0].attn, name).detach()
+            torch.testing.assert_close(state.parameters[name][index, 0], expected)
+
+
+def test_a_diverging_seed_stops_before_its_update_and_alone() -> None:
+    step = make_step(RECIPE)
+    healthy = initial_state(RECIPE, (0, 1))
+    healthy, _ = step(healthy, normals(RECIPE, 2, 0))
+    sick = healthy._replace(
+        parameters={
+            name: torch.stack([value[0], value[1] * float("inf")])
+            for name, value in healthy.parameters.items()
+        }
+    )
+    after, loss = step(sick, normals(RECIPE, 2, 1))
+    expected, _ = step(healthy, normals(RECIPE, 2, 1))
+    assert torch.isfinite(loss[0])
+    assert not torch.isfinite(loss[1])
+    assert torch.isnan(after.diverged_at[0])
+    assert after.diverged_at[1] == 1
+    for name in RECIPE.model.parameters(RECIPE.task):
+        torch.testing.assert_close(after.parameters[name][0], expected.parameters[name][0])
+        assert torch.equal(after.parameters[name][1].isnan(), sick.parameters[name][1].isnan()), (
+            "the diverged seed was updated"
+        )
+    later, _ = step(after, normals(RECIPE, 2, 2))
+    assert later.diverged_at[1] == 1, "the first step of divergence is the one that counts"
+
+
+def test_finite_loss_with_overflowing_gradient_is_divergence_too() -> None:
+    recipe = load_recipe("he2025-two-head-quick", {"d": 1, "n_context": 1, "batch_size": 1})
+    state = initial_state(recipe, (0,))
+    state = state._replace(
+        parameters={
+            **state.parameters,
+            "W_V": torch.full_like(state.parameters["W_V"], 1e15),
+            "W_O": torch.full_like(state.parameters["W_O"], 1e-25),
+        }
+    )
+    after, loss = make_step(recipe)(state, torch.full((1, 1, recipe.task.n_normals), 1e12))
+    if torch.isfinite(loss).all():  # else the test above covers it
+        assert after.diverged_at[0] == 0
+    assert torch.equal(after.parameters["W_V"], state.parameters["W_V"])
+
+
+def test_initial_models_are_functions_of_their_seeds() -> None:
+    together, alone = initial_state(RECIPE, (4, 9)), initial_state(RECIPE, (9,))
+    assert isinstance(together, State)
+    for name, value in together.parameters.items():
+        assert torch.equal(value[1], alone.parameters[name][0])
+        assert not torch.equal(value[0], value[1])
