@@ -21,8 +21,8 @@ WEIGHT_DIMS = {
 def from_circuits(kq: np.ndarray, ov: np.ndarray, **settings: object) -> xr.Dataset:
     """Return a trajectory with circuits `kq`, `ov`, (seed, step, head, d + 1, d + 1).
 
-    d_head = d_model, so W_K = KQ / score_scale and W_V = OVᵀ would do; a random orthogonal change of
-    basis inside each head, which leaves circuits alone, makes every weight dense.
+    d_head = d_model, so W_K = KQ / score_scale and W_V = OVᵀ would do; a random orthogonal change
+    of basis inside each head, which leaves circuits alone, makes every weight dense.
     """
     kq, ov = np.asarray(kq, dtype=float), np.asarray(ov, dtype=float)
     scale = float(settings.get("score_scale", 1.0))
@@ -72,6 +72,8 @@ def ideal_circuits(omega: np.ndarray, mu: np.ndarray, d: int = 5) -> tuple[np.nd
     kq[..., range(d), range(d)] = omega[..., None]
     ov[..., d, :d] = 0.0
     ov[..., d, d] = mu
+    # A scale of exactly 0 stays so under a change of basis only if nothing is there to be rounded.
+    kq[omega == 0], ov[mu == 0] = 0.0, 0.0
     return kq, ov
 
 

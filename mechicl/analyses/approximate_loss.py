@@ -1,4 +1,4 @@
-"""The approximate loss (4.1) of the fitted head scales beside the loss measured on fixed prompts."""
+"""The approximate loss (4.1) of the measured head scales beside the loss on fixed prompts."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -53,33 +53,35 @@ def approximate_loss(
 ) -> xr.Dataset:
     """Compare the approximate loss L̃(ω, μ) with the loss of the model itself.
 
-    - `approximate_loss` = L̃ = 1 + σ² − 2⟨μ,ω⟩ + Σ_{h,k} μ_h μ_k (ω_h ω_k + (1+σ²)/L · exp(d ω_h ω_k)) at
-      the measured (ω, μ).
-    - `measured_loss` = mean of (prediction − y_q)² over a fixed evaluation set, drawn apart from the
-      training data; `measured_error` is its Monte-Carlo standard error.
+    - `approximate_loss` = L̃ = 1 + σ² − 2⟨μ,ω⟩ + Σ_{h,k} μ_h μ_k (ω_h ω_k + (1+σ²)/L · exp(d ω_h
+      ω_k)) at the measured (ω, μ).
+    - `measured_loss` = mean of (prediction − y_q)² over a fixed evaluation set, drawn apart from
+      the training data; `measured_error` is its Monte-Carlo standard error.
     - `gap` = `measured_loss` − `approximate_loss`, of either sign.
     - `reference_loss`, `reference_error` (reference): the same for the task's exact and classical
-      predictors. `reference` is a number whose meanings `mechicl.schema.flag_names` reads (labels of
-      text do not survive a Zarr store).
+      predictors. `reference` is a number whose meanings `mechicl.schema.flag_names` reads (labels
+      of text do not survive a Zarr store).
 
-    The first five are (seed, step), at `n_steps` of the saved steps; all are mean squared errors, in units of
-    y². There is no yes or no: the ideal depends on the size. At the published d = 5, L = 40, σ² = 0.1 the floor
-    of L̃ is 0.2209 and that of the loss of such a model 0.243, so a gap of 0.022 there is what (4.1) leaves
-    out, not a fault of a model; it shrinks as L grows.
+    The first five are (seed, step), at `n_steps` of the saved steps; all are mean squared errors,
+    in units of y². There is no yes or no: the ideal depends on the size. At the published d = 5, L
+    = 40, σ² = 0.1 the floor of L̃ is 0.2209 and that of the loss of such a model 0.243, so a gap of
+    0.022 there is what (4.1) leaves out, not a fault of a model; it shrinks as L grows.
 
-    When it misleads: L̃ overestimates by far once |ω| passes 1/√d; before KQ ∝ I (see `circuits`), ω and μ do
-    not describe the model, and L̃ is of another one. All steps and seeds share the prompts, so their errors
-    are correlated: differences along a run are surer than `measured_error` says. (4.1) is of softmax attention.
+    When it misleads: L̃ overestimates by far once |ω| passes 1/√d; before KQ ∝ I (see `circuits`),
+    ω and μ do not describe the model, and L̃ is of another one. All steps and seeds share the
+    prompts, so their errors are correlated: differences along a run are surer than `measured_error`
+    says. (4.1) is of softmax attention.
 
     Undefined: weights that are not finite; a loss that overflows (the other one stays).
 
     Parameters
     ----------
     n_steps
-        At most so many of the saved steps, spread evenly in log(1 + steps since the first), first and last in.
+        At most so many of the saved steps, spread evenly in log(1 + steps since the first), first
+        and last in.
     n_prompts
-        Size of the evaluation set. At 16384 the standard error is about 1.5 % of the loss, a sixth of the
-        gap at the published size.
+        Size of the evaluation set. At 16384 the standard error is about 1.5 % of the loss, a sixth
+        of the gap at the published size.
     evaluation_seed
         Seed of the evaluation set.
 
@@ -116,7 +118,7 @@ def approximate_loss(
 
 
 def spread_steps(steps: Int[np.ndarray, " step"], n: int) -> Int[np.ndarray, " chosen"]:
-    """Return positions of at most `n` steps, even in log(1 + steps since the first), both ends in."""
+    """Return positions of at most `n` steps, even in log(1 + time since the first), ends in."""
     since_first = np.log1p((steps - steps[0]).astype(float))
     wanted = np.linspace(0.0, since_first[-1], n)
     nearest = np.abs(since_first[:, None] - wanted).argmin(axis=0)

@@ -57,7 +57,8 @@ def circuits(
     The pattern is KQ = [ω·I_d, *; 0, *] and OV = [*, *; 0, μ]; entries marked * do not reach the
     prediction and are not judged. All is float64 and without units.
 
-    - `KQ` = KᵀQ with the score scale, (seed, step, layer, head, d_key, d_query): key rows, query columns.
+    - `KQ` = KᵀQ with the score scale, (seed, step, layer, head, d_key, d_query): key rows, query
+      columns.
     - `OV`, (seed, step, layer, head, d_out, d_in): its last row writes the prediction.
     - `omega` = mean of the diagonal of KQ's leading d×d block; `mu` = OV[d, d]; (seed, step, head).
     - `kq_off_diagonal` = rms_{i≠j≤d} KQ_ij / |ω|, `kq_diagonal_spread` = std_{i≤d} KQ_ii / |ω|,
@@ -66,8 +67,8 @@ def circuits(
     - `holds`: all four are at most `tolerance` on every head that is no dummy.
 
     When it misleads: a deviation is relative, so a head on its way to being a dummy has large ones
-    (`holds` leaves dummies out); KQ may be a multiple of another matrix than I, as under anisotropic
-    covariates, where (3.1) is not what is learnt.
+    (`holds` leaves dummies out); KQ may be a multiple of another matrix than I, as under
+    anisotropic covariates, where (3.1) is not what is learnt.
 
     Undefined: weights that are not finite; no head but zeros; d = 1, where KQ's block has no
     off-diagonal entry and no spread; a head with ω = 0 or μ = 0, whose own ratios are NaN (`holds`
@@ -77,8 +78,9 @@ def circuits(
     ----------
     tolerance
         Largest deviation that counts as the pattern. From step 5,000 of the published setting Adam
-        leaves two healthy heads below 0.04, and two heads stuck on one sign, whose KQ is no multiple
-        of I, at 0.1 to 0.3. A weak head of four may have 0.2 for as long, relative to its own scale.
+        leaves two healthy heads below 0.04, and two heads stuck on one sign, whose KQ is no
+        multiple of I, at 0.1 to 0.3. A weak head of four may have 0.2 for as long, relative to its
+        own scale.
     dummy_threshold
         A head is a dummy where |ω| and |μ| are both at most this fraction of the model's largest.
 

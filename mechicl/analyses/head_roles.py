@@ -43,19 +43,19 @@ def head_roles(
     - `holds`: at least one head is positive and at least one negative, as debiased gradient descent
       needs. With one head that is never so.
 
-    When it misleads: roles go by ω alone, so before signs match (`sign_matching`) a positive head may
-    write with a negative sign. A model of zeros has dummies alone.
+    When it misleads: roles go by ω alone, so before signs match (`sign_matching`) a positive head
+    may write with a negative sign. A model of zeros has dummies alone.
 
-    Undefined: weights that are not finite; a live head with ω exactly 0, which has no role (`role` is
-    NaN for it alone, and the counts leave it out).
+    Undefined: weights that are not finite; a live head with ω exactly 0, which has no role (`role`
+    is NaN for it alone, and the counts leave it out).
 
     Parameters
     ----------
     dummy_threshold
-        A head is a dummy where |ω| and |μ| are both at most this fraction of the model's own largest.
-        At 0.2 it adds at most 4 % of what the largest head adds to the step size Σ|ω||μ|, while on
-        the solution manifold every other head has |ω| at the largest; Adam's noise leaves dummies at
-        up to 0.12. A head whose μ has vanished before its ω is none yet.
+        A head is a dummy where |ω| and |μ| are both at most this fraction of the model's own
+        largest. At 0.2 it adds at most 4 % of what the largest head adds to the step size Σ|ω||μ|,
+        while on the solution manifold every other head has |ω| at the largest; Adam's noise leaves
+        dummies at up to 0.12. A head whose μ has vanished before its ω is none yet.
 
     References
     ----------

@@ -32,10 +32,10 @@ NONFINITE = "nonfinite_parameters"
 NO_LIVE_HEAD = "no_live_head"
 
 DUMMY_THRESHOLD = 0.2
-"""Adam's noise leaves a dummy's |ω| at up to 0.12 of the largest from step 5,000 of the published setting.
+"""From step 5,000 of the published setting Adam's noise leaves dummies at up to 0.12 in |ω|.
 
-A head at 0.2 in both |ω| and |μ| adds 4 % of what the largest adds to the step size Σ|ω||μ|, and on the
-solution manifold every head that is no dummy has |ω| at the largest.
+A head at 0.2 in both |ω| and |μ| adds 4 % of what the largest adds to the step size Σ|ω||μ|, and on
+the solution manifold every head that is no dummy has |ω| at the largest.
 """
 
 Threshold = Annotated[float, pydantic.Field(ge=0, lt=1)]
@@ -43,7 +43,7 @@ Tolerance = Annotated[float, pydantic.Field(gt=0)]
 
 
 def one_layer(trajectory: xr.Dataset) -> str | None:
-    """Apply to one layer over tokens of d covariates and one response: there (3.1) is a whole model."""
+    """Apply to one layer over d covariates and one response: there (3.1) is a whole model."""
     layers = trajectory.sizes.get("layer", 1)
     if layers != 1:
         return f"it reads one-layer models, and this one has {layers} layers"
@@ -64,12 +64,14 @@ def isotropic_one_layer(trajectory: xr.Dataset) -> str | None:
 def kq_circuit(trajectory: xr.Dataset) -> xr.DataArray:
     """KQ = KᵀQ of every head, score scale included, in float64.
 
-    In TransformerLens's row-vector layout this is W_K W_Qᵀ: the score of key z_i and query z_j is z_iᵀ KQ z_j.
+    In TransformerLens's row-vector layout this is W_K W_Qᵀ: the score of key z_i and query z_j is
+    z_iᵀ KQ z_j.
 
     Returns
     -------
     xr.DataArray
-        (seed, step, layer, head, d_key, d_query); NaN where not finite. Source: he2025, below eq. (2.3).
+        (seed, step, layer, head, d_key, d_query); NaN where not finite. Source: he2025, below eq.
+        (2.3).
     """
     keys = trajectory["W_K"].astype(float).rename(d_model="d_key")
     queries = trajectory["W_Q"].astype(float).rename(d_model="d_query")
@@ -81,12 +83,14 @@ def kq_circuit(trajectory: xr.Dataset) -> xr.DataArray:
 def ov_circuit(trajectory: xr.Dataset) -> xr.DataArray:
     """OV of every head, acting on columns, in float64.
 
-    In TransformerLens's row-vector layout this is (W_V W_O)ᵀ: an attended token z adds OV z to the output.
+    In TransformerLens's row-vector layout this is (W_V W_O)ᵀ: an attended token z adds OV z to the
+    output.
 
     Returns
     -------
     xr.DataArray
-        (seed, step, layer, head, d_out, d_in); NaN where not finite. Source: he2025, below eq. (2.3).
+        (seed, step, layer, head, d_out, d_in); NaN where not finite. Source: he2025, below eq.
+        (2.3).
     """
     values = trajectory["W_V"].astype(float).rename(d_model="d_in")
     outputs = trajectory["W_O"].astype(float).rename(d_model="d_out")
@@ -116,9 +120,9 @@ def head_scales(trajectory: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
 def live_heads(omega: xr.DataArray, mu: xr.DataArray, threshold: float) -> xr.DataArray:
     """Return which heads are not dummies.
 
-    A head is a dummy where |ω| and |μ| are both at most `threshold` times the largest of the same model (seed and
-    step), so the same rule serves runs of every size. A model without any nonzero head has dummies alone.
-    Non-finite heads are not live.
+    A head is a dummy where |ω| and |μ| are both at most `threshold` times the largest of the same
+    model (seed and step), so the same rule serves runs of every size. A model without any nonzero
+    head has dummies alone. Non-finite heads are not live.
 
     Returns
     -------

@@ -38,12 +38,12 @@ def homogeneous_kq(
 ) -> xr.Dataset:
     """Measure how unequal |ω| is over the live heads.
 
-    - `kq_spread` = (max_h |ω_h| − min_h |ω_h|) / mean_h |ω_h| over live heads, (seed, step), without
-      units; 0 where all have one scale, at most the number of live heads.
+    - `kq_spread` = (max_h |ω_h| − min_h |ω_h|) / mean_h |ω_h| over live heads, (seed, step),
+      without units; 0 where all have one scale, at most the number of live heads.
     - `holds`: it is at most `tolerance`.
 
-    When it misleads: heads of one sign that share a scale pass too (the absorbing state of two heads
-    of one sign does); the range grows with the number of heads under the same noise.
+    When it misleads: heads of one sign that share a scale pass too (the absorbing state of two
+    heads of one sign does); the range grows with the number of heads under the same noise.
 
     Undefined: weights that are not finite; fewer than two live heads, which are equal whatever was
     learnt; every live head with ω = 0.
@@ -51,11 +51,11 @@ def homogeneous_kq(
     Parameters
     ----------
     tolerance
-        Largest spread that counts as one scale. From step 5,000 of the published setting Adam leaves
-        two heads below 0.05 and four below 0.1; heads that still differ have 0.2 to 1.
+        Largest spread that counts as one scale. From step 5,000 of the published setting Adam
+        leaves two heads below 0.05 and four below 0.1; heads that still differ have 0.2 to 1.
     dummy_threshold
-        A head is a dummy, and is not counted, where |ω| and |μ| are both at most this fraction of the
-        model's largest.
+        A head is a dummy, and is not counted, where |ω| and |μ| are both at most this fraction of
+        the model's largest.
 
     References
     ----------

@@ -1,8 +1,8 @@
-"""What a probe is: a pure function with declared inputs and outputs, and the record that checks both.
+"""What a probe is: a pure function with declared inputs and outputs, and a record that checks them.
 
-A probe reads a trajectory (parameters and constants of a run, `docs/dataset.md`) and returns a Dataset. The
-function computes; the record around it checks what goes in and what comes out, states units, and stamps
-provenance. `docs/add-a-probe.md` adds one in five steps.
+A probe reads a trajectory (parameters and constants of a run, `docs/dataset.md`) and returns a
+Dataset. The function computes; the record around it checks what goes in and what comes out, states
+units, and stamps provenance. `docs/add-a-probe.md` adds one in five steps.
 """
 
 import inspect
@@ -42,15 +42,15 @@ class Forward:
     Attributes
     ----------
     predict
-        `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps the names of all variables
-        along seed and step to arrays with any leading axes `...`; `inputs` has a leading batch axis; the result
-        is `(..., batch)`.
+        `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps the names of
+        all variables along seed and step to arrays with any leading axes `...`; `inputs` has a
+        leading batch axis; the result is `(..., batch)`.
     prompts
-        `(n, seed) -> (inputs, targets)`: a fixed evaluation set, a pure function of its arguments, apart from
-        the data that the run trains on.
+        `(n, seed) -> (inputs, targets)`: a fixed evaluation set, a pure function of its arguments,
+        apart from the data that the run trains on.
     references
-        `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts, each
-        `(batch,)`, under names without blanks.
+        `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts,
+        each `(batch,)`, under names without blanks.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
@@ -71,15 +71,17 @@ class Probe:
     Attributes
     ----------
     compute
-        `(trajectory, **parameters) -> Dataset`, or `(trajectory, forward, **parameters)` where `forward` is true.
-        Pure: no I/O, no plotting, no change of its arguments.
+        `(trajectory, **parameters) -> Dataset`, or `(trajectory, forward, **parameters)` where
+        `forward` is true. Pure: no I/O, no plotting, no change of its arguments.
     needs, gives
-        Declarations of the variables read and returned. `holds`, `since` and `undefined` are added here.
+        Declarations of the variables read and returned. `holds`, `since` and `undefined` are added
+        here.
     statement
         What `holds` says yes or no to, in words; None where the probe only measures.
     undefined
-        Reasons, as words joined by `_`, for which a result lacks values at a (seed, step). Somewhere a result
-        is NaN there if and only if one is given; a reason may leave `holds` defined.
+        Reasons, as words joined by `_`, for which a result lacks values at a (seed, step).
+        Somewhere a result is NaN there if and only if one is given; a reason may leave `holds`
+        defined.
     applies
         `trajectory -> None`, or the reason why the probe says nothing about such a run.
     references
@@ -155,8 +157,8 @@ class Probe:
     ) -> xr.Dataset:
         """Run the probe: check the input, compute, state units and provenance, check the output.
 
-        Raises InputError for wrong settings, SchemaError for data that do not fit the declarations, and
-        NothingToAnalyseError, with the reason, for a run that the probe does not apply to.
+        Raises InputError for wrong settings, SchemaError for data that do not fit the declarations,
+        and NothingToAnalyseError, with the reason, for a run that the probe does not apply to.
         """
         parameters = self.resolve(settings)
         if not self._missing(trajectory):
@@ -166,14 +168,15 @@ class Probe:
             raise NothingToAnalyseError(f"probe {self.name!r} does not apply: {reason}")
         if self.forward and forward is None:
             raise InputError(f"probe {self.name!r} evaluates the model and needs a Forward")
-        # A probe sees what it declares and nothing else; one that evaluates the model needs all of it.
-        arguments = (trajectory, forward) if self.forward else (trajectory[list(self.needs)],)
+        # A probe sees what it declares and nothing else; to evaluate the model takes all of it.
+        seen = (trajectory if self.forward else trajectory[list(self.needs)]).compute()
+        arguments = (seen, forward) if self.forward else (seen,)
         result = self.compute(*arguments, **parameters)
         if self.statement is not None:
             result["since"] = since(result["holds"])
         for name, var in self.outputs.items():
-            if name in result:
-                result[name] = result[name].transpose(*var.dims, missing_dims="ignore")
+            if name in result and {*result[name].dims} == {*var.dims}:
+                result[name] = result[name].transpose(*var.dims)
         result = stamp(result, self.outputs).drop_encoding()
         result.attrs = self._provenance(trajectory, parameters, result)
         check(result, self.outputs, where=f"output of probe {self.name!r}", ordered=True)
@@ -211,7 +214,7 @@ def probe(
     references: tuple[str, ...] = (),
     forward: bool = False,
 ) -> Callable[[Callable[..., xr.Dataset]], Probe]:
-    """Register the decorated function as a probe under its own name; see `Probe` for the arguments."""
+    """Register the decorated function as a probe under its own name; `Probe` has the arguments."""
 
     def register(compute: Callable[..., xr.Dataset]) -> Probe:
         record = Probe(
@@ -275,7 +278,7 @@ def undefined_codes(reasons: Mapping[str, xr.DataArray]) -> xr.DataArray:
 
 
 def verdict(condition: xr.DataArray, *blocking: xr.DataArray) -> xr.DataArray:
-    """Return 1 where `condition`, 0 where not, NaN where any of the `blocking` reasons is; (seed, step)."""
+    """Return 1 where `condition`, 0 where not, NaN where a reason is `blocking`; (seed, step)."""
     answer = condition.astype(float)
     for where in blocking:
         answer = answer.where(~where)

@@ -40,17 +40,17 @@ def sign_matching(
       in [0, 1]; 1 is sign matching.
     - `holds`: it is 1.
 
-    When it misleads: each sign agrees by chance with probability 1/2, so a model with two live heads
-    passes at initialisation one time in four; read `since`, not one step. A live head with ω = 0 or
-    μ = 0 does not match.
+    When it misleads: each sign agrees by chance with probability 1/2, so a model with two live
+    heads passes at initialisation one time in four; read `since`, not one step. A live head with ω
+    = 0 or μ = 0 does not match.
 
     Undefined: weights that are not finite; no head but zeros.
 
     Parameters
     ----------
     dummy_threshold
-        A head is a dummy, and is not counted, where |ω| and |μ| are both at most this fraction of the
-        model's largest: the signs of a dummy are noise.
+        A head is a dummy, and is not counted, where |ω| and |μ| are both at most this fraction of
+        the model's largest: the signs of a dummy are noise.
 
     References
     ----------

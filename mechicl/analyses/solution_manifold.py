@@ -27,6 +27,7 @@ from mechicl.schema import Var
 from mechicl.theory import linear_regression
 
 _MODEL = ("seed", "step")
+_SMALLEST_OV = 1e-100  # far smaller ones square to zero
 
 
 @probe(
@@ -54,13 +55,14 @@ def solution_manifold(
     distance_tolerance: Tolerance = 0.1,
     dummy_threshold: Threshold = DUMMY_THRESHOLD,
 ) -> xr.Dataset:
-    """Measure the step size of the gradient descent that the heads implement, and the distance to S_γ.
+    """Measure the step size of the descent that the heads implement, and the distance to S_γ.
 
-    On S_γ every live head has |ω| = γ, and μ sums to μ_γ over positive and to −μ_γ over negative heads.
+    On S_γ every live head has |ω| = γ, and μ sums to μ_γ over positive and to −μ_γ over negative
+    heads.
 
-    - `gamma` = γ̂ = Σ|μ||ω| / Σ|μ| over all heads: the mean of |ω| in which a head counts as much as it
-      writes. It is the one estimate for which γ̂·Σ|μ| = Σ|ω||μ|, the step size to first order, and it
-      needs no decision on dummies.
+    - `gamma` = γ̂ = Σ|μ||ω| / Σ|μ| over all heads: the mean of |ω| in which a head counts as much
+      as it writes. It is the one estimate for which γ̂·Σ|μ| = Σ|ω||μ|, the step size to first
+      order, and it needs no decision on dummies.
     - `mu_gamma` = Σ|μ| / 2 as measured; `mu_gamma_predicted` = μ_γ(γ̂) of (4.6).
     - `eta` = γ̂·Σ|μ| from the measured μ; `eta_predicted` = 2 γ̂ μ_γ(γ̂);
       `eta_star` = η* = 1/(1 + (1+σ²) d/L), 0.8791 at the published size.
@@ -74,11 +76,12 @@ def solution_manifold(
 
     When it misleads: 2γμ_γ(γ) is within 2 % of η* for every γ up to 0.4, so `eta_predicted` near
     `eta_star` says nothing of what was learnt; `eta`, from the measured μ, does. Where signs do not
-    match, Σ|ω||μ| exceeds the true first-order step Σωμ (`holds` asks for matching signs). (4.6) is of
-    softmax attention; other normalised activations settle elsewhere (Table 1).
+    match, Σ|ω||μ| exceeds the true first-order step Σωμ (`holds` asks for matching signs). (4.6) is
+    of softmax attention; other normalised activations settle elsewhere (Table 1).
 
-    Undefined: weights that are not finite; Σ|ω||μ| = 0; γ̂ so large that sinh(dγ²) overflows; heads of one
-    sign only, from which no point of S_γ has the same roles (`distance` alone is NaN, and `holds` is 0).
+    Undefined: weights that are not finite; Σ|ω||μ| = 0; γ̂ so large that sinh(dγ²) overflows; heads
+    of one sign only, from which no point of S_γ has the same roles (`distance` alone is NaN, and
+    `holds` is 0).
 
     Parameters
     ----------
@@ -146,7 +149,7 @@ def _measure(
         return linear_regression.manifold_ov(scale, **setting)
 
     predicted = apply_where(defined, manifold_ov, gamma)
-    reasons["kq_too_large"] = defined & ~(predicted > 0)
+    reasons["kq_too_large"] = defined & ~(predicted > _SMALLEST_OV)
     usable = ~reasons["kq_too_large"]
     eta_star = xr.DataArray(linear_regression.optimal_learning_rate(**setting))
     measured = {

@@ -32,8 +32,8 @@ def zero_sum_ov(trajectory: xr.Dataset, *, tolerance: Tolerance = 0.05) -> xr.Da
 
     When it misleads: it says nothing of ω, so two heads with (μ, −μ) and any KQ pass.
 
-    Undefined: weights that are not finite; one head, for which it would be 1 whatever was learnt; all
-    μ exactly 0.
+    Undefined: weights that are not finite; one head, for which it would be 1 whatever was learnt;
+    all μ exactly 0.
 
     Parameters
     ----------

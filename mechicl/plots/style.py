@@ -127,7 +127,8 @@ def heatmap(axes: Axes, matrix: np.ndarray, limit: float) -> None:
         for (row, column), value in np.ndenumerate(matrix):
             ink = "white" if abs(value) > 0.6 * limit else "black"
             text = f"{value:.2f}".replace("-0.00", "0.00")
-            axes.text(column, row, text, ha="center", va="center", fontsize=5.5, color=ink)
+            place: dict[str, Any] = {"ha": "center", "va": "center", "in_layout": False}
+            axes.text(column, row, text, fontsize=5.5, color=ink, **place)
 
 
 def parameter(result: xr.Dataset, name: str) -> float | None:

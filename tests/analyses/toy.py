@@ -1,0 +1,48 @@
+"""A Forward in plain NumPy, and the settings with which tests run each probe."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mechicl.analyses import Forward
+
+CHEAP: dict[str, dict[str, object]] = {"approximate_loss": {"n_prompts": 300, "n_steps": 4}}
+
+
+def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> Forward:
+    """Return softmax attention (2.3) at the query, on the isotropic task."""
+
+    def prompts(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(n, n_context + 1, d))
+        beta = rng.normal(size=(n, d)) / d**0.5
+        y = np.einsum("nld,nd->nl", x, beta)
+        y += noise_variance**0.5 * rng.normal(size=y.shape)
+        inputs = np.concatenate([x, y[..., None]], -1)
+        inputs[:, -1, -1] = 0.0
+        return inputs, y[:, -1]
+
+    def predict(parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _predict(parameters, inputs)
+
+    def references(inputs: np.ndarray) -> dict[str, np.ndarray]:
+        x, y, query = inputs[:, :-1, :-1], inputs[:, :-1, -1], inputs[:, -1, :-1]
+        step = np.einsum("nl,nld,nd->n", y, x, query) / y.shape[1]
+        return {"zero": np.zeros(len(inputs)), "vanilla_gd": 0.86 * step}
+
+    return Forward(predict, prompts, references)
+
+
+def _predict(parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
+    """Row vectors throughout, as in TransformerLens; leading axes (seed, layer)."""
+    context, query = inputs[:, :-1], inputs[:, -1]
+    w_q, w_k, w_v, w_o = (parameters[f"W_{name}"][:, 0] for name in "QKVO")
+    queries = np.einsum("ni,shia->shna", query, w_q)
+    keys = np.einsum("nli,shia->shnla", context, w_k)
+    scores = np.einsum("shna,shnla->shnl", queries, keys)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    values = np.einsum("nli,shia->shnla", context, w_v)
+    attended = np.einsum("shnl,shnla->shna", weights, values)
+    return np.einsum("shna,sha->sn", attended, w_o[..., -1])
