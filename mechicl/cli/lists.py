@@ -37,7 +37,7 @@ def probes(
     print(f"{probe.name}\n\n{inspect.getdoc(probe.compute)}\n")
     defaults = probe.resolve({})
     rows = [
-        [key, f"{field.annotation.__name__ if field.annotation else ''}", str(defaults[key])]
+        [key, getattr(field.annotation, "__name__", str(field.annotation)), str(defaults[key])]
         for key, field in probe.parameters.model_fields.items()
     ]
     show("parameters (--set KEY=VALUE)", ["name", "type", "default"], rows)

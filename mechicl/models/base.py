@@ -1,7 +1,7 @@
 """What an architecture is: a config, its parameters, a batched forward, and a HookedTransformer."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mechicl.config import Config
 from mechicl.registry import Registry
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from torch import Tensor
     from transformer_lens import HookedTransformer
+
+Registered = TypeVar("Registered", bound="Model")
 
 _REGISTRY: "Registry[type[Model]]" = Registry(
     "model", {"softmax_attention": "mechicl.models.softmax_attention"}
@@ -63,9 +65,10 @@ class Model(Config, ABC):
         """Return a HookedTransformer that holds a copy of `parameters`, (layer, ...)."""
 
 
-def register(model: type[Model]) -> type[Model]:
+def register(model: type[Registered]) -> type[Registered]:
     """Register a model class under the default of its `name` field."""
-    return _REGISTRY.add(model.model_fields["name"].default, model, owner=model.__module__)
+    _REGISTRY.add(model.model_fields["name"].default, model, owner=model.__module__)
+    return model
 
 
 def get(name: str) -> type[Model]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import HookedTransformer, HookedTransformerConfig
-from transformer_lens.components import Attention
+from transformer_lens.components.attention import Attention
 
 from mechicl.errors import InputError
 

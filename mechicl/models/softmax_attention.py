@@ -33,7 +33,7 @@ class SoftmaxAttention(Model):
         Factor on the scores; 1 as in (2.2), 1/√(d+1) as in the authors' code. KQ and ω include it.
     """
 
-    name: Literal["softmax_attention"] = "softmax_attention"
+    name: Literal["softmax_attention"] = "softmax_attention"  # pyright: ignore[reportIncompatibleVariableOverride]
     n_heads: Annotated[int, pydantic.Field(ge=1)] = 2
     score_scale: Annotated[float, pydantic.Field(gt=0)] = 1.0
 

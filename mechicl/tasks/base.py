@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -15,6 +15,8 @@ from mechicl.schema import Var
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Registered = TypeVar("Registered", bound="Task")
 
 _REGISTRY: "Registry[type[Task]]" = Registry(
     "task", {"linear_regression": "mechicl.tasks.linear_regression"}
@@ -102,9 +104,10 @@ class Task(Config, ABC):
         )
 
 
-def register(task: type[Task]) -> type[Task]:
+def register(task: type[Registered]) -> type[Registered]:
     """Register a task class under the default of its `name` field."""
-    return _REGISTRY.add(task.model_fields["name"].default, task, owner=task.__module__)
+    _REGISTRY.add(task.model_fields["name"].default, task, owner=task.__module__)
+    return task
 
 
 def get(name: str) -> type[Task]:

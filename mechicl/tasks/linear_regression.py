@@ -35,7 +35,7 @@ class LinearRegression(Task):
         Σ, d×d, symmetric positive definite; None is the identity.
     """
 
-    name: Literal["linear_regression"] = "linear_regression"
+    name: Literal["linear_regression"] = "linear_regression"  # pyright: ignore[reportIncompatibleVariableOverride]
     d: Annotated[int, pydantic.Field(ge=1)] = 5
     n_context: Annotated[int, pydantic.Field(ge=1)] = 40
     noise_variance: Annotated[float, pydantic.Field(ge=0)] = 0.1

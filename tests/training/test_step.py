@@ -17,7 +17,7 @@ def normals(recipe: Recipe, n_seeds: int, step: int = 0) -> torch.Tensor:
 
 
 def test_equals_autograd_through_the_hooked_model() -> None:
-    """Three Adam steps of the full model, all positions computed, give the same weights and losses."""
+    """Three Adam steps of the full model, all positions computed, give the same weights."""
     state, step = initial_state(RECIPE, (4, 9)), make_step(RECIPE)
     losses = []
     for number in range(3):
