@@ -89,8 +89,8 @@ def solution_manifold(
         Largest |η/η* − 1|. From step 5,000 of the published setting Adam leaves it below 0.03; two
         heads stuck on one sign have 0.06 to 0.15, and μ moved by a tenth has 0.1.
     distance_tolerance
-        Largest distance. At the same steps Adam leaves it below 0.04; four heads that still differ
-        in |ω| have 0.2 to 0.5.
+        Largest distance. At the same steps Adam leaves it below 0.04, and mostly below 0.1 beside a
+        dummy, whose ω is noise; four heads that still differ in |ω| have 0.2 to 0.5.
     dummy_threshold
         A head is a dummy where |ω| and |μ| are both at most this fraction of the model's largest.
 

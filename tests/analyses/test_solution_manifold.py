@@ -120,6 +120,15 @@ def test_step_size_alone_is_not_enough(omega, mu):
     assert result["holds"].values == 0
 
 
+def test_a_live_head_of_the_wrong_sign_counts_however_little_it_writes():
+    omega, mu = [0.1, 0.1, -0.1], [GOLDEN[0.1] + 0.02, -0.02, -GOLDEN[0.1]]
+    result = measure(omega, mu)
+    assert result["distance"].values < 0.02 and abs(result["eta_error"].values) < 0.02
+    assert result["holds"].values == 0
+    mu = [GOLDEN[0.1] - 0.02, 0.02, -GOLDEN[0.1]]
+    assert measure(omega, mu)["holds"].values == 1
+
+
 def test_one_sign_has_no_distance_and_is_not_on_the_manifold():
     for omega, mu in (([0.4472, 0.4472], [0.8, 0.8]), ([-0.5], [-1.6]), ([0.2, 0.001], [2, 0.01])):
         result = measure(omega, mu)
