@@ -402,8 +402,9 @@ def _to_zarr(result: xr.Dataset, path: Path) -> None:
     from zarr.storage import LocalStore
 
     with warnings.catch_warnings():
+        # xarray warns on opening a store without consolidated metadata, zarr on writing one with.
         warnings.filterwarnings("ignore", message="Consolidated metadata")
-        result.to_zarr(LocalStore(path), mode="w", consolidated=False, zarr_format=3)
+        result.to_zarr(LocalStore(path), mode="w", consolidated=True, zarr_format=3)
 
 
 def _write_aside(target: Path, write: Callable[[Path], object]) -> None:

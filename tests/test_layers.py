@@ -22,8 +22,8 @@ def python(code: str) -> str:
 
 def imported_by(code: str, *modules: str) -> list[str]:
     """Which of `modules` a fresh process has imported after `code`."""
-    check = f"\nimport sys\nprint(*[m for m in {modules!r} if m in sys.modules])"
-    return python(code + check).strip().rpartition("\n")[2].split()
+    check = f"\nimport sys\nprint('imported:', *[m for m in {modules!r} if m in sys.modules])"
+    return python(code + check).rpartition("imported:")[2].split()
 
 
 def test_layers() -> None:
