@@ -39,6 +39,7 @@ _PROMPTS_AT_ONCE = 2048
         "reference_error": Var(("reference",), "1", "standard error of reference_loss", 0),
     },
     undefined=(NONFINITE, "nonfinite_loss"),
+    headline=("measured_loss", "approximate_loss", "gap"),
     applies=isotropic_one_layer,
     references=("he2025 (2.5), (4.1), Proposition 4.1",),
     forward=True,

@@ -43,6 +43,7 @@ _DEVIATIONS = {
     },
     statement="every live head has the pattern of eq. (3.1)",
     undefined=(NONFINITE, NO_LIVE_HEAD, "one_covariate", "head_without_scale"),
+    headline=("omega", "mu"),
     applies=one_layer,
     references=("he2025 (2.4), (3.1), Observation 1",),
 )

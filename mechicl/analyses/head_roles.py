@@ -30,6 +30,7 @@ _ROLES = {-1: "negative", 0: "dummy", 1: "positive"}
     },
     statement="there is a positive and a negative head",
     undefined=(NONFINITE, "live_head_with_zero_kq"),
+    headline=("role",),
     applies=one_layer,
     references=("he2025 section 3, Observation 1, (4.4)",),
 )

@@ -27,6 +27,7 @@ _FEW = "fewer_than_two_live_heads"
     },
     statement="the live heads have one |omega|",
     undefined=(NONFINITE, _FEW, "zero_kq"),
+    headline=("kq_spread",),
     applies=one_layer,
     references=("he2025 (4.4), Observation 2",),
 )

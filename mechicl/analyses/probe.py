@@ -82,6 +82,8 @@ class Probe:
         Reasons, as words joined by `_`, for which a result lacks values at a (seed, step).
         Somewhere a result is NaN there if and only if one is given; a reason may leave `holds`
         defined.
+    headline
+        The variables to look at first, (seed, step) or (seed, step, head): `analyze` prints them.
     applies
         `trajectory -> None`, or the reason why the probe says nothing about such a run.
     references
@@ -96,6 +98,7 @@ class Probe:
     gives: Mapping[str, Var]
     statement: str | None
     undefined: tuple[str, ...]
+    headline: tuple[str, ...]
     applies: Callable[[xr.Dataset], str | None]
     references: tuple[str, ...]
     forward: bool
@@ -210,6 +213,7 @@ def probe(
     gives: Mapping[str, Var],
     statement: str | None = None,
     undefined: tuple[str, ...] = (),
+    headline: tuple[str, ...] = (),
     applies: Callable[[xr.Dataset], str | None] = applies_always,
     references: tuple[str, ...] = (),
     forward: bool = False,
@@ -224,6 +228,7 @@ def probe(
             gives=gives,
             statement=statement,
             undefined=undefined,
+            headline=headline,
             applies=applies,
             references=references,
             forward=forward,

@@ -28,6 +28,7 @@ from mechicl.schema import Var
     },
     statement="on every live head omega and mu have one sign",
     undefined=(NONFINITE, NO_LIVE_HEAD),
+    headline=("sign_agreement",),
     applies=one_layer,
     references=("he2025 Observation 1",),
 )

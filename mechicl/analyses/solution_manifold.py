@@ -45,6 +45,7 @@ _SMALLEST_OV = 1e-100  # far smaller ones square to zero
     },
     statement="the model is on the solution manifold with the optimal step size",
     undefined=(NONFINITE, "zero_step_size", "kq_too_large", "one_sign_only"),
+    headline=("gamma", "eta", "eta_error", "distance"),
     applies=isotropic_one_layer,
     references=("he2025 (4.6), (4.7), (4.8), Theorem 4.2",),
 )

@@ -20,6 +20,7 @@ from mechicl.schema import Var
     gives={"ov_imbalance": Var(("seed", "step"), "1", "|sum of mu| over sum of |mu|", 0, 1)},
     statement="the OV scales sum to zero",
     undefined=(NONFINITE, "single_head", "zero_ov"),
+    headline=("ov_imbalance",),
     applies=one_layer,
     references=("he2025 (4.2), Observation 2",),
 )

@@ -16,34 +16,47 @@ if TYPE_CHECKING:
 
     from mechicl.run import Run
 
+_MOST_COLUMNS = 8
+
 
 def print_tables(
     results: Mapping[str, "xr.Dataset"],
     written: Mapping[str, list[Path]],
     skipped: Mapping[str, str],
 ) -> None:
-    """Print verdicts and key figures at the last step, what was skipped, and where results are."""
+    """Print verdicts and key figures at the last step, what was skipped, and where results are.
+
+    Up to eight seeds have a column each; more are summed up.
+    """
     first = next(iter(results.values()))
-    seeds = [f"seed {seed}" for seed in first["seed"].values]
+    seeds = first["seed"].values
+    each = len(seeds) <= _MOST_COLUMNS
     step = f"at step {first['step'].values[-1]:,}"
+    by_seed = [f"seed {seed}" for seed in seeds]
     stated = {name: result for name, result in results.items() if "holds" in result}
     if stated:
-        rows = [
-            [name, result.attrs["statement"], *_verdicts(result)] for name, result in stated.items()
-        ]
-        show(f"verdicts {step}", ["probe", "statement", *seeds], rows)
+        columns = by_seed if each else ["holds", "fails", "undefined", "since (median)"]
+        cells = _verdicts if each else _verdict_counts
+        rows = [[name, *cells(result)] for name, result in stated.items()]
+        show(f"verdicts {step}", ["probe", *columns], rows)
+        for name, result in stated.items():
+            print(f"  {name}: {result.attrs['statement']}")
+    columns = by_seed if each else [f"median of {len(seeds)} seeds [least, largest]"]
     rows = [
-        [name, variable, *_figures(result, variable)]
+        [name if index == 0 else "", variable, *_figures(result, variable, each=each)]
         for name, result in results.items()
-        for variable in analyses.get(name).headline
+        for index, variable in enumerate(analyses.get(name).headline)
     ]
     if rows:
-        show(f"key figures {step}", ["probe", "variable", *seeds], rows)
+        print()
+        show(f"key figures {step}", ["probe", "variable", *columns], rows)
     for name, reason in skipped.items():
         print(f"{name} does not apply: {reason}")
-    for paths in written.values():
-        for path in paths:
-            print(path)
+    paths = [path for of_probe in written.values() for path in of_probe]
+    if len(written) == 1:
+        print(*paths, sep="\n")
+    else:
+        print(f"{len(paths)} files in", *sorted({str(path.parent) for path in paths}))
 
 
 def _verdicts(result: "xr.Dataset") -> list[str]:
@@ -55,8 +68,16 @@ def _verdicts(result: "xr.Dataset") -> list[str]:
         if np.isnan(holds):
             cells.append(f"undefined: {_reason(one)}")
         else:
-            cells.append(f"yes, since {since:,.0f}" if holds else "no")
+            cells.append(f"since {since:,.0f}" if holds else "no")
     return cells
+
+
+def _verdict_counts(result: "xr.Dataset") -> list[str]:
+    """How many seeds the statement holds for, fails for, and says nothing about; since when."""
+    holds, since = result["holds"].values[:, -1], result["since"].values
+    counts = [(holds == 1).sum(), (holds == 0).sum(), np.isnan(holds).sum()]
+    median = np.median(since[~np.isnan(since)]) if (holds == 1).any() else np.nan
+    return [*map(str, counts), "never" if np.isnan(median) else f"{median:,.0f}"]
 
 
 def _reason(one: "xr.Dataset") -> str:
@@ -65,13 +86,18 @@ def _reason(one: "xr.Dataset") -> str:
     return flag_names(one["undefined"])[int(one["undefined"].values[-1])].replace("_", " ")
 
 
-def _figures(result: "xr.Dataset", variable: str) -> list[str]:
-    """One cell a seed: the variable at the last step, by head where it has heads."""
+def _figures(result: "xr.Dataset", variable: str, *, each: bool) -> list[str]:
+    """Show the variable at the last step: a cell a seed, heads beside each other, or all in one."""
     last = result[variable].isel(step=-1)
-    return [
-        " ".join(f"{value:.4g}" for value in np.atleast_1d(last.sel(seed=seed).values))
-        for seed in result["seed"].values
-    ]
+    if each:
+        return [
+            " ".join(f"{value:.3g}" for value in np.atleast_1d(last.sel(seed=seed).values))
+            for seed in result["seed"].values
+        ]
+    values = last.values[~np.isnan(last.values)]
+    if values.size == 0:
+        return ["undefined"]
+    return [f"{np.median(values):.3g} [{values.min():.3g}, {values.max():.3g}]"]
 
 
 def print_json(

@@ -1,18 +1,23 @@
 """Tables on the terminal."""
 
+import sys
 from collections.abc import Sequence
+
+_UNBOUNDED = 1000  # columns: what is piped into a file or a pager is not folded at 80
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to standard output; wide cells wrap."""
+    """Print a table to standard output; the last column wraps where a terminal is too narrow."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    for column in columns[:-1]:
+        table.add_column(column, overflow="fold", no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
-    Console().print(table)
+    width = None if sys.stdout.isatty() else _UNBOUNDED
+    Console(width=width).print(table)

@@ -234,3 +234,11 @@ def test_the_figure_draws(name, kind, tmp_path):
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     if kind == "nothing defined":
         assert "undefined" in texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_headlines_are_outputs_that_a_table_can_show(name):
+    record = analyses.get(name)
+    assert record.headline
+    for variable in record.headline:
+        assert record.outputs[variable].dims in (("seed", "step"), ("seed", "step", "head"))
