@@ -79,6 +79,7 @@ def make(**changes: object) -> Probe:
         "gives": {"out": Var(("seed", "step"), "nat", "twice", 0, 10)},
         "statement": "it does",
         "undefined": ("never",),
+        "headline": ("out",),
         "applies": applies_always,
         "references": ("somewhere", "elsewhere"),
         "forward": False,
