@@ -1,0 +1,86 @@
+"""What the pages show works: the examples, the README's notebook, the probe of the five steps."""
+
+import json
+import re
+import runpy
+import shutil
+import sys
+import types
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mechicl
+from mechicl import analyses, plots, schema
+from mechicl.run import Run
+from mechicl.training import recipe_names
+
+ROOT = Path(__file__).parents[1]
+
+
+def code_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_run(
+    script: Path, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), str(trained.path)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert "seed 3: not a head of each sign" in capsys.readouterr().out
+
+
+def test_the_readmes_notebook_runs(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained.path, tmp_path / "runs" / "demo")
+    shutil.copytree(trained.path, tmp_path / "runs" / "other")
+    monkeypatch.chdir(tmp_path)
+    blocks = code_blocks("README.md")
+    assert len(blocks) == 2
+    for block in blocks:
+        code = block.replace("5000", "2000")  # the last step of the run that tests share
+        exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_probe_of_the_five_steps_works(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = code_blocks("docs/add-a-probe.md")
+    module = types.ModuleType("weight_drift")
+    monkeypatch.setitem(sys.modules, "weight_drift", module)
+    exec(compile(block, "docs/add-a-probe.md", "exec"), module.__dict__)
+    try:
+        result = trained.analyze("weight_drift")
+        assert (result["drift"].isel(step=0) == 0).all()
+        assert (result["holds"].isel(step=-1) == 1).all()
+        assert np.isfinite(result["since"]).all()
+        assert json.loads(result.attrs["n_undefined"]) == {"nonfinite_parameters": 0}
+        plots.draw(result)
+    finally:
+        registry = import_module("mechicl.analyses.probe")._REGISTRY
+        del registry._entries["weight_drift"], registry._owners["weight_drift"]
+
+
+def test_the_dataset_page_has_every_dim_and_unit() -> None:
+    page = (ROOT / "docs" / "dataset.md").read_text()
+    missing = [name for name in (*schema.DIMS, *schema.UNITS) if f"`{name}`" not in page]
+    assert missing == []
+
+
+def test_the_dataset_page_has_every_variable_of_a_run(trained: Run) -> None:
+    page = (ROOT / "docs" / "dataset.md").read_text()
+    missing = [str(name) for name in trained.trajectory.variables if f"`{name}`" not in page]
+    assert missing == []
+    assert [key for key in trained.trajectory.attrs if f"`{key}`" not in page] == []
+
+
+def test_the_changelog_and_the_readme_keep_up() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    known = (*analyses.names(), *recipe_names())
+    assert [name for name in known if f"`{name}`" not in changelog] == []
+    assert mechicl.__version__ in changelog
+    for page in ("README.md", "CONTRIBUTING.md"):
+        for link in re.findall(r"\]\(([^)h][^)]*)\)", (ROOT / page).read_text()):
+            assert (ROOT / link).exists(), link
