@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -370,7 +370,7 @@ class TrajectoryWriter:
         try:
             future.result()
         except BaseException as error:
-            wait([future])
+            # This waits: a commit that has begun is finished before an interrupt goes on.
             if error is future.exception():
                 self._error = error
             raise

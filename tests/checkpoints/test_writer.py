@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +96,9 @@ def test_what_is_read_is_what_was_given(
         n_saved = stop
         if n_saved:
             assert_prefix(read(run), plan, n_saved)
+            whole = xr.open_zarr(run / TRAJECTORY, chunks=None)
+            assert np.isnan(whole["W_Q"][:, n_saved:]).all()
+            assert np.isnan(whole["loss"][:, plan.steps[n_saved - 1] :]).all()
     assert read(run).attrs["complete"] == 1
 
 
