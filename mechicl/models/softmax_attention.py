@@ -79,19 +79,23 @@ class SoftmaxAttention(Model):
     ) -> "Float[Tensor, '*models batch']":
         """Evaluate (2.3) at the query position alone.
 
-        Products are written as broadcast, multiply, sum: a compiler fuses them, where a batched
-        matmul of 6×6 matrices would be a call of its own.
+        Products are written as broadcast, multiply, sum, with the batch as the last axis: a
+        compiler fuses them and runs over a vector of prompts at a time, where a batched matmul of
+        6×6 matrices would be a call of its own.
         """
         w_q, w_k, w_v, w_o = (
             parameters[name].select(-4, 0) for name in ("W_Q", "W_K", "W_V", "W_O")
         )
-        kq = (w_k[..., :, None, :] * w_q[..., None, :, :]).sum(-1) * self.score_scale
-        ov = (w_v * w_o[..., None, :, -1]).sum(-1)  # last row of OV; (*models, head, d_model)
-        context, query = inputs[..., None, :-1, :].mT, inputs[..., -1, :]
-        keys = (kq[..., None, :, :, :] * query[..., None, None, :]).sum(-1)
-        pattern = (keys[..., None] * context).sum(-2).softmax(-1)  # (*models, batch, head, pos)
-        attended = (pattern[..., None, :] * context).sum(-1)
-        return query[..., -1] + (attended * ov[..., None, :, :]).sum((-2, -1))
+        # Matmuls, so that these small products are made once and not again for every prompt.
+        kq = (w_k @ w_q.mT) * self.score_scale  # (*models, head, d_model, d_model)
+        ov = w_v @ w_o[..., -1:]  # last row of OV: (*models, head, d_model, 1)
+        tokens = inputs.movedim(-3, -1)  # (..., pos, d_model, batch)
+        context, query = tokens[..., None, :-1, :, :], tokens[..., -1, :, :]
+        keys = (kq.flatten(-3, -2) @ query).unflatten(-2, (self.n_heads, -1))
+        scores = (keys[..., None, :, :] * context).sum(-2)  # (*models, head, pos, batch)
+        pattern = scores.softmax(-2)
+        attended = (pattern[..., None, :] * context).sum(-3)  # (*models, head, d_model, batch)
+        return query[..., -1, :] + (attended * ov).sum((-3, -2))
 
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return the whole sequence-to-sequence map (2.2), with TransformerLens's hook points."""

@@ -26,8 +26,8 @@ _REGISTRY: "Registry[type[Task]]" = Registry(
 class Prompts(NamedTuple):
     """A batch of prompts: what the model reads, and what it is asked to predict."""
 
-    inputs: "Float[Tensor, '*batch pos d_model']"
-    targets: "Float[Tensor, '*batch']"
+    inputs: "Float[Tensor, '*models batch pos d_model']"
+    targets: "Float[Tensor, '*models batch']"
 
 
 class Task(Config, ABC):
@@ -59,7 +59,7 @@ class Task(Config, ABC):
         """Return the scalars that a run stores for probes, each with its declaration."""
 
     @abstractmethod
-    def prompts(self, normals: "Float[Tensor, '*batch n_normals']") -> Prompts:
+    def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
         """Return the prompts that standard normals make; a pure function of them."""
 
     @abstractmethod

@@ -93,25 +93,27 @@ class LinearRegression(Task):
             ),
         }
 
-    def prompts(self, normals: "Float[Tensor, '*batch n_normals']") -> Prompts:
+    def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
         """Embed covariates and responses as in (2.1).
 
-        The context runs along the last axis until the end, so that a compiled step vectorises over
-        it.
+        Computed with the batch as the last axis, as training draws it: a vector of prompts at a
+        time, whatever d and L are.
         """
         import torch
 
         d, positions = self.d, self.n_positions
-        x = normals[..., : d * positions].unflatten(-1, (d, positions))
-        noise = normals[..., d * positions : -d]
-        beta = normals[..., -d:] / d**0.5
+        normals = normals.mT
+        x = normals[..., : d * positions, :].unflatten(-2, (d, positions))
+        noise = normals[..., d * positions : -d, :]
+        beta = normals[..., -d:, :] / d**0.5
         if self.covariance is not None:
             sigma = torch.tensor(self.covariance, dtype=torch.float64, device=normals.device)
-            x = torch.linalg.cholesky(sigma).to(normals.dtype) @ x
-        y = (beta[..., None] * x).sum(-2) + self.noise_variance**0.5 * noise
-        shown = torch.cat([y[..., :-1], torch.zeros_like(y[..., -1:])], -1)
-        inputs = torch.cat([x, shown[..., None, :]], -2)
-        return Prompts(inputs.mT, y[..., -1])
+            factor = torch.linalg.cholesky(sigma).to(normals.dtype)
+            x = (factor[:, :, None, None] * x[..., None, :, :, :]).sum(-3)
+        y = (beta[..., None, :] * x).sum(-3) + self.noise_variance**0.5 * noise
+        shown = torch.cat([y[..., :-1, :], torch.zeros_like(y[..., -1:, :])], -2)
+        inputs = torch.cat([x, shown[..., None, :, :]], -3)  # (*models, d_model, pos, batch)
+        return Prompts(inputs.movedim(-1, -3).mT, y[..., -1, :])
 
     def loss(
         self, predictions: "Float[Tensor, '*batch']", targets: "Float[Tensor, '*batch']"

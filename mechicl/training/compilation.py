@@ -8,6 +8,13 @@ from mechicl.training.recipe import Recipe
 from mechicl.training.step import State, Step, initial_state, make_step
 from mechicl.training.workers import empty_block
 
+_OPTIONS: dict[str, dict[str, str | bool]] = {
+    # One C++ call a step, which gives up the interpreter's lock: workers run side by side.
+    "cpu": {"cpp_wrapper": True},
+    # The whole step is one captured graph.
+    "cuda": {"triton.cudagraphs": True},
+}
+
 
 def to_device(state: State, device: str) -> State:
     """Return `state` on `device`."""
@@ -33,9 +40,7 @@ def compiled_step(
     Without a working compiler the step comes back as it is, and `notify` is told once, in a line.
     """
     eager = make_step(recipe)
-    compiled = torch.compile(
-        eager, dynamic=False, fullgraph=True, mode="reduce-overhead" if device == "cuda" else None
-    )
+    compiled = torch.compile(eager, dynamic=False, fullgraph=True, options=_OPTIONS[device])
     try:
         for size in sorted(set(group_sizes)):
             state = to_device(initial_state(recipe, tuple(range(size))), device)

@@ -44,8 +44,9 @@ def block_steps(recipe: Recipe) -> int:
 
 
 def empty_block(recipe: Recipe, n_seeds: int) -> Float[Tensor, "seed steps batch n_normals"]:
-    """Return room for the normals of one block."""
-    return torch.empty(n_seeds, block_steps(recipe), recipe.batch_size, recipe.task.n_normals)
+    """Return room for the normals of one block, the batch running along memory."""
+    shape = (n_seeds, block_steps(recipe), recipe.task.n_normals, recipe.batch_size)
+    return torch.empty(shape).mT
 
 
 def draw_block(
@@ -56,7 +57,7 @@ def draw_block(
     for index, seed in enumerate(seeds):
         stream = generator("train", seed, block)
         # One call a block: each call gives up the interpreter's lock and has to wait for it again.
-        torch.randn(normals[index].shape, generator=stream, out=normals[index])
+        normals[index].mT.normal_(generator=stream)
     return normals
 
 
