@@ -219,7 +219,8 @@ def test_divergence_is_marked_and_the_others_go_on(tmp_path: Path) -> None:
         if np.isfinite(when):
             loss = run.metrics["loss"].sel(seed=seed)
             assert np.isfinite(loss[: int(when)]).all()
-            assert not np.isfinite(loss[int(when) :]).any()
+            # The loss at that step may be finite still, where it is the gradient that overflowed.
+            assert not np.isfinite(loss[int(when) + 1 :]).any()
             with pytest.raises(mechicl.errors.MechiclError, match="diverged at step"):
                 run.model(step=120, seed=int(seed))
 
