@@ -6,6 +6,7 @@ import torch
 
 from mechicl import models
 from mechicl.errors import InputError
+from mechicl.models.hooked import HOOK_DIMS
 from mechicl.models.softmax_attention import SoftmaxAttention
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.streams import generator
@@ -39,7 +40,7 @@ def equation_2_3(parameters: dict[str, torch.Tensor], prompt: np.ndarray, scale:
 @pytest.mark.parametrize("score_scale", [1.0, 0.4])
 def test_three_ways_to_one_prediction(n_heads: int, score_scale: float) -> None:
     model = SoftmaxAttention(n_heads=n_heads, score_scale=score_scale)
-    parameters, inputs = random_parameters(model), prompts()
+    parameters, inputs = random_parameters(model, seed=n_heads), prompts()
     batched = model.predict(parameters, inputs)
     with torch.no_grad():
         hooked = model.hooked(TASK, parameters)(inputs)[:, -1, -1]
@@ -93,6 +94,54 @@ def test_no_position_attends_to_itself() -> None:
     torch.testing.assert_close(sums[..., 1:], torch.ones_like(sums[..., 1:]))
 
 
+def test_a_filled_query_slot_is_carried_to_the_output() -> None:
+    """The residual term of (2.2): tasks leave the slot at 0, both forwards carry what is there."""
+    model = SoftmaxAttention(n_heads=2)
+    parameters, inputs = random_parameters(model), prompts()
+    filled = inputs.clone()
+    filled[:, -1, -1] = 5.0
+    with torch.no_grad():
+        hooked = model.hooked(TASK, parameters)(filled)[:, -1, -1]
+    np.testing.assert_allclose(model.predict(parameters, filled), hooked, rtol=0, atol=1e-10)
+
+
+def test_hook_points_have_the_dims_that_are_named() -> None:
+    """Axes of one size are told apart: batch 2, and query from key by the strict mask."""
+    model = SoftmaxAttention(n_heads=5)
+    hooked = model.hooked(TASK, random_parameters(model))
+    hooked.set_use_attn_result(True)
+    hooked.set_use_attn_in(True)
+    sizes = {"batch": 2, "pos": 8, "head": 5, "d_model": 4, "d_head": 4}
+    sizes |= {"query_pos": 8, "key_pos": 8}
+    _, cache = hooked.run_with_cache(prompts(2))
+    seen = set()
+    for name, value in cache.items():
+        last = name.rsplit(".", 1)[-1]
+        assert value.shape == tuple(sizes[dim] for dim in HOOK_DIMS[last]), name
+        seen.add(last)
+    assert seen == set(HOOK_DIMS)
+    for last in ("hook_attn_scores", "hook_pattern"):
+        value = cache[f"blocks.0.attn.{last}"]
+        later = value.select(HOOK_DIMS[last].index("key_pos"), 7)  # no query sees the last position
+        assert ((later == 0) | (later == -torch.inf)).all(), last
+
+
+def test_a_forward_can_stop_before_a_layer() -> None:
+    model = SoftmaxAttention(n_heads=2)
+    hooked = model.hooked(TASK, random_parameters(model))
+    torch.testing.assert_close(hooked(prompts(2), stop_at_layer=0), prompts(2), rtol=0, atol=0)
+    assert not torch.equal(hooked(prompts(2), stop_at_layer=1), prompts(2))
+
+
+@pytest.mark.parametrize("return_type", ["loss", "both"])
+def test_a_model_has_no_loss_of_its_own(return_type: str) -> None:
+    model = SoftmaxAttention(n_heads=1)
+    hooked = model.hooked(TASK, random_parameters(model))
+    with pytest.raises(InputError, match=f"return_type='{return_type}'"):
+        hooked(prompts(2), return_type=return_type)
+    torch.testing.assert_close(hooked(prompts(2), return_type="logits"), hooked(prompts(2)))
+
+
 def test_hooks_reach_the_output() -> None:
     """Zeroing the pattern of all heads leaves the residual stream: the query's slot, 0."""
     model = SoftmaxAttention(n_heads=2)
@@ -106,14 +155,19 @@ def test_hooks_reach_the_output() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, 5), torch.zeros(8, 4), "text"],
+    ("given", "message"),
+    [
+        (torch.zeros(2, 8, dtype=torch.long), r"not token ids; given torch\.int64"),
+        (torch.zeros(2, 8, 5), r"given.* \(2, 8, 5\)"),
+        (torch.zeros(8, 4), r"given.* \(8, 4\)"),
+        ("text", "given str"),
+    ],
     ids=["tokens", "width", "rank", "text"],
 )
-def test_other_inputs_are_refused(given: object) -> None:
+def test_other_inputs_are_refused(given: object, message: str) -> None:
     model = SoftmaxAttention(n_heads=1)
     hooked = model.hooked(TASK, random_parameters(model))
-    with pytest.raises(InputError, match=r"reads continuous inputs \(batch, pos, 4\)"):
+    with pytest.raises(InputError, match=r"reads continuous inputs \(batch, pos, 4\).*" + message):
         hooked(given)
 
 
@@ -134,9 +188,11 @@ def test_hooked_copies_its_parameters() -> None:
     model = SoftmaxAttention(n_heads=1)
     parameters = random_parameters(model)
     first, second = model.hooked(TASK, parameters), model.hooked(TASK, parameters)
-    first.W_Q.data.zero_()
-    assert (parameters["W_Q"] != 0).all()
-    assert (second.W_Q != 0).all()
+    for name, given in parameters.items():
+        getattr(first.blocks[0].attn, name).data.zero_()
+        assert (first.blocks[0].attn.get_parameter(name) == 0).all(), "zeroing reached nothing"
+        assert (given != 0).all()
+        assert (second.blocks[0].attn.get_parameter(name) != 0).all()
 
 
 def test_only_the_architectures_own_parameters_can_be_trained() -> None:

@@ -49,6 +49,19 @@ def test_context_and_query_share_one_beta() -> None:
         assert target == pytest.approx(prompt[-1, :2] @ beta, abs=1e-4)
 
 
+def test_covariates_of_context_and_query_are_alike() -> None:
+    """Σ shapes every position: second moments at each of them, within five standard errors."""
+    n = 200_000
+    task = LinearRegression(d=3, n_context=1, covariance=KMS)
+    x = task.sample(n, seed=0)["inputs"].values[..., :3]
+    counted = 0
+    for position in range(task.n_positions):
+        product = x[:, position, 0] * x[:, position, 1]
+        assert abs(product.mean() - 0.5) < 5 * product.std() / n**0.5
+        counted += 1
+    assert counted == 2
+
+
 def test_the_target_never_reaches_the_inputs() -> None:
     """Changing the query's noise changes y_q and nothing that the model reads."""
     task = LinearRegression(d=2, n_context=3)
@@ -70,9 +83,20 @@ def test_sample_is_a_function_of_its_seed() -> None:
     assert dict(longer.sizes) == {"batch": 6, "pos": 41, "d_model": 6}
 
 
-@pytest.mark.parametrize(("n", "seed"), [(0, 0), (-1, 0), (3, -1)])
-def test_bad_samples_are_refused(n: int, seed: int) -> None:
-    with pytest.raises(InputError, match="n >= 1 and seed >= 0"):
+@pytest.mark.parametrize(
+    ("n", "seed", "message"),
+    [
+        (0, 0, "n of a sample is an integer from 1; given 0"),
+        (-1, 0, "n of a sample"),
+        (2.5, 0, r"n of a sample is an integer from 1; given 2\.5"),
+        (True, 0, "n of a sample"),
+        (10**12, 0, "GiB, above the limit"),
+        (3, -1, "seed of a sample is an integer from 0; given -1"),
+        (3, "0", "seed of a sample"),
+    ],
+)
+def test_bad_samples_are_refused(n: int, seed: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         LinearRegression().sample(n, seed=seed)
 
 
@@ -125,3 +149,30 @@ def test_references_reach_their_exact_risks() -> None:
         error = errors[name]
         assert abs(error.mean() - risk) < 5 * error.std() / len(error) ** 0.5
     assert errors["ridge"].mean() < errors["debiased_gd"].mean() < errors["single_head"].mean()
+
+
+def test_references_are_the_estimators_written_out() -> None:
+    """Ridge is the posterior mean of β ~ N(0, I/d); GD has the step that is best for it at L."""
+    task = LinearRegression(d=3, n_context=7, noise_variance=0.5)
+    inputs = task.sample(50, seed=0)["inputs"].values.astype(float)
+    x, y, query = inputs[:, :-1, :-1], inputs[:, :-1, -1], inputs[:, -1, :-1]
+    precision = np.einsum("nld,nle->nde", x, x) / 0.5 + 3 * np.eye(3)
+    beta = np.linalg.solve(precision, np.einsum("nld,nl->nd", x, y)[..., None] / 0.5)[..., 0]
+    centred = x - x.mean(1, keepdims=True)
+    vanilla_rate, debiased_rate = 1 / (1 + (3 + 1 + 3 * 0.5) / 7), 1 / (1 + 1.5 * 3 / 7)
+    expected = {
+        "ridge": (beta * query).sum(-1),
+        "vanilla_gd": vanilla_rate / 7 * np.einsum("nl,nld,nd->n", y, x, query),
+        "debiased_gd": debiased_rate / 7 * np.einsum("nl,nld,nd->n", y, centred, query),
+    }
+    given = task.references(inputs)
+    for name, value in expected.items():
+        np.testing.assert_allclose(given[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+    other = LinearRegression(d=3, n_context=7, noise_variance=0.6).references(inputs)
+    assert all(not np.allclose(other[name], given[name], rtol=1e-3) for name in given)
+
+
+def test_constants_are_those_of_the_task() -> None:
+    task = LinearRegression(d=2, n_context=7, noise_variance=0.5, covariance=((2, 0), (0, 1)))
+    values = {name: value for name, (_, value) in task.constants().items()}
+    assert values == {"d": 2, "n_context": 7, "noise_variance": 0.5, "isotropic": False}

@@ -6,17 +6,20 @@ import pytest
 
 from mechicl.errors import InputError
 from mechicl.training import load_recipe, recipe_names
+from mechicl.training.recipe import _full_key
 
 QUICK = "he2025-two-head-quick"
 
 
 def test_the_built_in_recipes_all_load() -> None:
-    names = recipe_names()
+    names, checked = recipe_names(), 0
     assert QUICK in names
     for name in names:
         recipe = load_recipe(name)
         assert recipe.name == name
         assert recipe.description
+        checked += 1
+    assert checked == len(names) >= 1
 
 
 def test_either_dash_finds_a_recipe() -> None:
@@ -55,11 +58,32 @@ def test_name_of_a_section_is_not_the_recipes() -> None:
         ({"learning_rate": 0}, "learning_rate: .*greater than 0"),
         ({"every": 0}, r"checkpoints\.every"),
         ({"task.name": "linear_regresion"}, "did you mean 'linear_regression'"),
+        ({"seeds": [2**63]}, "seeds"),
+        ({"n_heads": True}, r"model\.n_heads: .*True"),
+        ({"noise_variance": False}, r"task\.noise_variance: .*False"),
+        ({"seeds": [True]}, "seeds"),
+        ({"name": "../elsewhere"}, "name: "),
+        ({"name": "a b"}, "name: "),
+        ({"name": ".hidden"}, "name: "),
+        ({"name": ""}, "name: "),
+        ({"d": 2, "task.d": 3}, r"task\.d is set twice"),
+        ({"n_heads": 2, "model.n-heads": 2}, r"model\.n_heads is set twice"),
     ],
 )
 def test_bad_settings_are_refused(overrides: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_recipe(QUICK, overrides)
+
+
+def test_names_and_seeds_at_their_bounds_are_accepted() -> None:
+    recipe = load_recipe(QUICK, {"name": "He-2025.v1_b", "seeds": [2**63 - 1]})
+    assert (recipe.name, recipe.seeds) == ("He-2025.v1_b", (2**63 - 1,))
+
+
+def test_a_bare_key_of_several_sections_is_refused_naming_them() -> None:
+    with pytest.raises(InputError, match=r"one of several: a\.x, b\.x"):
+        _full_key("x", {"a": {"x": 1}, "b": {"x": 2}})
+    assert _full_key("b.x", {"a": {"x": 1}, "b": {"x": 2}}) == "b.x"
 
 
 def test_all_faults_are_told_at_once() -> None:
@@ -86,11 +110,17 @@ def test_unknown_recipes_are_refused(tmp_path: Path) -> None:
             "task: {name: linear_regression}\nmodel: {name: softmax_attention}\nn_step: 1",
             "did you mean 'n_steps'",
         ),
+        (
+            "task: {name: linear_regression, d: 2, d: 3}\nmodel: {name: softmax_attention}",
+            "d given twice",
+        ),
+        ("n_steps: 1\nn_steps: 2", "n_steps given twice"),
+        (b"description: caf\xe9", "UTF-8"),
     ],
 )
-def test_bad_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_files_are_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=message):
         load_recipe(path)
 
@@ -102,16 +132,51 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert (recipe.name, recipe.task.d) == ("mine", 2)
 
 
-def test_digest_is_of_what_decides_the_numbers() -> None:
+def test_digest_and_differences_are_of_what_decides_the_numbers() -> None:
     recipe = load_recipe(QUICK)
     renamed = load_recipe(QUICK, {"name": "other", "description": "words"})
     assert renamed.digest == recipe.digest
-    for change in ({"d": 6}, {"seeds": [5]}, {"score_scale": 0.5}, {"every": 10}):
-        assert load_recipe(QUICK, change).digest != recipe.digest
-
-
-def test_differences_name_the_keys() -> None:
-    recipe = load_recipe(QUICK)
+    assert recipe.differences(renamed) == []
     other = load_recipe(QUICK, {"d": 6, "n_steps": 5})
     assert recipe.differences(other) == ["n_steps: 10000 -> 5", "task.d: 5 -> 6"]
-    assert recipe.differences(recipe) == []
+
+
+CHANGES = {
+    "task.d": 6,
+    "task.n_context": 7,
+    "task.noise_variance": 0.2,
+    "task.covariance": [[2, 0, 0, 0, 0], *([0] * i + [1] + [0] * (4 - i) for i in range(1, 5))],
+    "model.n_heads": 3,
+    "model.score_scale": 0.5,
+    "optimizer.name": "sgd",
+    "optimizer.learning_rate": 0.5,
+    "optimizer.betas": [0.8, 0.9],
+    "optimizer.eps": 1e-6,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.clip_norm": 1.0,
+    "batch_size": 7,
+    "n_steps": 3,
+    "seeds": [5],
+    "checkpoints.every": 10,
+    "checkpoints.per_decade": 3,
+    "checkpoints.at": [7],
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_digest_and_differences_see_every_setting(key: str) -> None:
+    recipe, other = load_recipe(QUICK), load_recipe(QUICK, {key: CHANGES[key]})
+    assert other.digest != recipe.digest
+    (difference,) = recipe.differences(other)
+    assert difference.startswith(f"{key}: ")
+
+
+def test_no_setting_is_forgotten_above() -> None:
+    settings = load_recipe(QUICK).settings()
+    keys = {
+        f"{section}.{key}" if isinstance(value, dict) else section
+        for section, value in settings.items()
+        for key in (value if isinstance(value, dict) else [""])
+    }
+    # One task and one model are registered: their names cannot differ.
+    assert keys - {"name", "description", "task.name", "model.name"} == set(CHANGES)

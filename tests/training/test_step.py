@@ -36,9 +36,10 @@ def test_equals_autograd_through_the_hooked_model() -> None:
             rule.zero_grad()
             loss.backward()
             rule.step()
-        for name in weights:
+        for name, value in weights.items():
             expected = getattr(model.blocks[0].attn, name).detach()
             torch.testing.assert_close(state.parameters[name][index, 0], expected)
+            assert (expected - value[0]).abs().max() > 1e-3, "nothing was trained"
 
 
 def test_a_diverging_seed_stops_before_its_update_and_alone() -> None:
@@ -67,19 +68,21 @@ def test_a_diverging_seed_stops_before_its_update_and_alone() -> None:
 
 
 def test_finite_loss_with_overflowing_gradient_is_divergence_too() -> None:
-    recipe = load_recipe("he2025-two-head-quick", {"d": 1, "n_context": 1, "batch_size": 1})
-    state = initial_state(recipe, (0,))
-    state = state._replace(
-        parameters={
-            **state.parameters,
-            "W_V": torch.full_like(state.parameters["W_V"], 1e15),
-            "W_O": torch.full_like(state.parameters["W_O"], 1e-25),
-        }
-    )
-    after, loss = make_step(recipe)(state, torch.full((1, 1, recipe.task.n_normals), 1e12))
-    if torch.isfinite(loss).all():  # else the test above covers it
-        assert after.diverged_at[0] == 0
-    assert torch.equal(after.parameters["W_V"], state.parameters["W_V"])
+    """W_V large and W_O small: the prediction is ordinary, the gradient's norm is not."""
+    state = initial_state(RECIPE, (0, 1))
+    large, small = torch.tensor([1e20, 1.0]), torch.tensor([1e-20, 1.0])
+    parameters = state.parameters | {
+        "W_V": state.parameters["W_V"] * large.reshape(2, 1, 1, 1, 1),
+        "W_O": state.parameters["W_O"] * small.reshape(2, 1, 1, 1, 1),
+    }
+    state = state._replace(parameters=parameters)
+    after, loss = make_step(RECIPE)(state, normals(RECIPE, 2))
+    assert torch.isfinite(loss).all()
+    assert after.diverged_at[0] == 0
+    assert torch.isnan(after.diverged_at[1])
+    for name, value in state.parameters.items():
+        assert torch.equal(after.parameters[name][0], value[0])
+        assert not torch.equal(after.parameters[name][1], value[1])
 
 
 def test_initial_models_are_functions_of_their_seeds() -> None:
