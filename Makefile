@@ -14,7 +14,8 @@ demo: $(VENV)/installed
 	$(BIN)/mechicl train he2025-two-head-quick --out $(DEMO) --overwrite
 	$(BIN)/mechicl analyze $(DEMO)
 	@echo
-	@echo "Figures are in $(DEMO)/figures, results in $(DEMO)/analyses."
+	@echo "Figures are in $(DEMO)/figures, results in $(DEMO)/analyses. Look first at:"
+	@ls $(DEMO)/figures/circuits-*.png $(DEMO)/figures/solution_manifold-*.png
 	@echo "Try next: $(BIN)/mechicl analyze $(DEMO) --probe sign_matching"
 
 test: $(VENV)/installed-test

@@ -3,12 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mechicl.version import __version__
+
 if TYPE_CHECKING:
     from mechicl.run import Run as Run
     from mechicl.run import open_run as open_run
     from mechicl.run import train as train
-
-__version__ = "0.1.0"
 
 _LAZY = {"open_run": "mechicl.run", "Run": "mechicl.run", "train": "mechicl.run"}
 __all__ = ["Run", "__version__", "open_run", "train"]

@@ -5,6 +5,7 @@ A message says what was given, what is accepted, and what to do.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from operator import index
 
 
 class MechiclError(Exception):
@@ -42,19 +43,35 @@ def canonical(name: str) -> str:
     return name.strip().replace("-", "_")
 
 
-def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
+def unknown(kind: str, given: object, known: Iterable[str]) -> InputError:
     """Return the error for a name that is not among `known`, with its nearest matches.
+
+    Names are near if they are spelt alike, as a whole or in their last dotted part, or if one
+    begins with what was given.
 
     >>> unknown("probe", "sign_matchng", ["circuits", "sign_matching"]).args[0]
     "there is no probe 'sign_matchng'; did you mean 'sign_matching'? Known: circuits, sign_matching"
     """
     names = sorted(known)
-    by_canonical = {canonical(name): name for name in names}
-    close = get_close_matches(canonical(given), by_canonical, n=3)
-    hint = " or ".join(repr(by_canonical[name]) for name in close)
+    wanted = canonical(str(given))
+    spellings = {canonical(name): name for name in names}
+    spellings |= {canonical(name).rpartition(".")[2]: name for name in names}
+    close = [spellings[match] for match in get_close_matches(wanted, spellings, n=3)]
+    begun = [name for key, name in spellings.items() if wanted and key.startswith(wanted)]
+    hint = " or ".join(repr(name) for name in list(dict.fromkeys(close + begun))[:3])
     question = f"did you mean {hint}? " if hint else ""
     listed = ", ".join(names) or "none"
     return InputError(f"there is no {kind} {given!r}; {question}Known: {listed}")
+
+
+_PYDANTIC_WORDS = (
+    ("Value error, ", ""),
+    ("Input should be", "must be"),
+    ("a valid tuple", "a list"),
+    ("a valid dictionary", "a mapping of settings"),
+    ("Tuple should have", "must have"),
+    (" after validation", ""),
+)
 
 
 def invalid(where: str, error: object, *, known: Iterable[str] = ()) -> InputError:
@@ -70,6 +87,25 @@ def invalid(where: str, error: object, *, known: Iterable[str] = ()) -> InputErr
         elif fault["type"] == "missing":
             lines.append(f"{key}: is required")
         else:
-            text = fault["msg"].removeprefix("Value error, ")
-            lines.append(f"{key}: {text} (given: {fault['input']!r})".lstrip(": "))
+            text = fault["msg"]
+            for theirs, ours in _PYDANTIC_WORDS:
+                text = text.replace(theirs, ours)
+            lines.append(f"{key}: {text} (given: {_short(fault['input'])})" if key else text)
     return InputError(f"{where}: " + "; ".join(lines))
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def integer(name: str, given: object, minimum: int | None = None) -> int:
+    """Return `given` as an int; raise InputError for what is none, a boolean or below `minimum`."""
+    least = "" if minimum is None else f" from {minimum}"
+    try:
+        value = None if isinstance(given, bool) else index(given)  # type: ignore[arg-type]
+    except TypeError:
+        value = None
+    if value is None or (minimum is not None and value < minimum):
+        raise InputError(f"{name} is an integer{least}; given {_short(given)}")
+    return value

@@ -51,6 +51,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the entry `name` (`-` and `_` are one); raise InputError with near matches."""
+        if not isinstance(name, str):
+            raise unknown(self.kind, name, self.names())
         key = canonical(name)
         if key not in self._entries and key in self._builtin:
             import_module(self._builtin[key])

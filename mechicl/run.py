@@ -1,11 +1,15 @@
 """The facade: a run on disk as parameters, models, activations and analyses."""
 
 import json
+import os
 import shutil
 import uuid
 import warnings
+from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
+from math import prod
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,14 +18,17 @@ import xarray as xr
 
 from mechicl import analyses
 from mechicl.checkpoints import load, read_config, read_trajectory
-from mechicl.checkpoints.layout import ANALYSES, FIGURES
-from mechicl.errors import InputError, MechiclError, unknown
+from mechicl.checkpoints.layout import ANALYSES, CONFIG, FIGURES
+from mechicl.checkpoints.reader import is_url
+from mechicl.errors import DamagedRunError, InputError, MechiclError, integer, unknown
 from mechicl.tasks import Task
-from mechicl.training import Recipe, load_recipe
+from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from torch import Tensor
     from transformer_lens import HookedTransformer
+
+DEVICES = ("auto", "cpu", "cuda")
 
 _PREDICT_PROMPTS = 1024  # prompts evaluated at once, so that intermediates stay in the cache
 _CACHE_LIMIT = 2**30  # bytes of activations that `Run.cache` returns without being asked twice
@@ -65,13 +72,43 @@ def train(
         Those of `mechicl.training.loop.train`: `device`, `resume`, `overwrite`, `compile`,
         `on_progress`, `notify`.
     """
+    if options.get("device", "auto") not in DEVICES:
+        raise InputError(f"device is one of {', '.join(DEVICES)}; given {options['device']!r}")
+    chosen = load_recipe(recipe, overrides)
+    run_dir = run_directory(chosen, out)
+
     from mechicl.training.loop import train as train_loop
 
-    if not isinstance(recipe, Recipe):
-        recipe = load_recipe(recipe, overrides)
-    run_dir = Path("runs") / recipe.name if out is None else Path(out)
-    train_loop(recipe, run_dir, **options)
+    train_loop(chosen, run_dir, **options)
     return open_run(run_dir)
+
+
+def run_directory(recipe: Recipe, out: str | Path | None) -> Path:
+    """Return where a recipe is trained: `out`, or `runs/NAME`."""
+    return local_directory(Path("runs") / recipe.name if out is None else out)
+
+
+def local_directory(path: str | Path) -> Path:
+    """Return `path` as a local path to write to, `~` expanded.
+
+    Raises InputError for a URL, an empty path, and for what is there and is no directory.
+    """
+    text = _path_text(path)
+    if is_url(text):
+        raise InputError(f"{text} is a URL, and only local directories are written; give a path")
+    local = Path(text).expanduser()
+    if not local.is_dir() and (local.exists() or local.is_symlink()):
+        raise InputError(f"{local} is not a directory; give another path")
+    return local
+
+
+def _path_text(path: object) -> str:
+    if not isinstance(path, (str, PathLike)):
+        raise InputError(f"a path is text or a Path; given {type(path).__name__}")
+    text = fspath(path)
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"a path cannot be empty; given {text!r}")
+    return text
 
 
 class Run:
@@ -90,10 +127,17 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = path
-        self.trajectory = read_trajectory(path)
-        self.config: dict[str, Any] = read_config(path)
-        self.recipe = Recipe.model_validate(self.config["recipe"])
+        text = _path_text(path)
+        self.path: str | Path = text if is_url(text) else Path(text).expanduser()
+        self.trajectory = read_trajectory(self.path)
+        self.config: dict[str, Any] = read_config(self.path)
+        config_file = f"{self.path}/{CONFIG}"
+        self.recipe = stored_recipe(self.config, config_file)
+        if settings_digest(self.config["recipe"]) != self.trajectory.attrs["run_digest"]:
+            raise DamagedRunError(
+                f"{config_file} is not the one that the run was trained with (their digests "
+                "differ); restore it"
+            )
 
     def __repr__(self) -> str:
         return (
@@ -131,44 +175,55 @@ class Run:
         """What training logged, lazily: `loss` (seed, log_step) and `diverged_at` (seed)."""
         return self.trajectory[["loss", "diverged_at"]]
 
+    def diverged(self) -> dict[int, int]:
+        """Return the seeds that diverged, and at which step: the loss or gradient overflowed."""
+        at = self.trajectory["diverged_at"].values
+        return {
+            int(seed): int(step) for seed, step in zip(self.seeds, at, strict=True) if step == step
+        }
+
     def select(
         self,
-        steps: Sequence[int] | None = None,
-        seeds: Sequence[int] | None = None,
+        steps: int | Sequence[int] | None = None,
+        seeds: int | Sequence[int] | None = None,
         *,
         method: Literal["nearest"] | None = None,
     ) -> xr.Dataset:
         """Return the trajectory at some steps and seeds; None takes all.
 
-        Raises InputError for one that is not stored, naming its neighbours; `method="nearest"`
-        takes the nearest step instead.
+        Steps come back increasing and each once, seeds in the order given and each once.
+
+        Raises
+        ------
+        InputError
+            For an empty list, and for a step or seed that is not stored, naming the neighbours of
+            the step; with `method="nearest"` the nearest step is taken instead.
         """
+        if method not in (None, "nearest"):
+            raise InputError(f"method is None or 'nearest'; given {method!r}")
         chosen = self.trajectory
         if seeds is not None:
-            chosen = chosen.isel(seed=[self._seed_index(seed) for seed in seeds])
+            indices = [self._seed_index(seed) for seed in _integers("seeds", seeds)]
+            chosen = chosen.isel(seed=list(dict.fromkeys(indices)))
         if steps is not None:
-            chosen = chosen.isel(step=[self._step_index(step, method) for step in steps])
+            indices = [self._step_index(step, method) for step in _integers("steps", steps)]
+            chosen = chosen.isel(step=sorted(set(indices)))
         return chosen
 
     def _seed_index(self, seed: int) -> int:
-        matches = np.flatnonzero(self.seeds == seed)
-        if len(matches) == 0:
-            raise InputError(f"the run has no seed {seed}; it has {self.seeds.tolist()}")
-        return int(matches[0])
+        known = self.seeds.tolist()
+        if seed not in known:
+            raise InputError(f"the run has no seed {seed}; it has {known}")
+        return known.index(seed)
 
     def _step_index(self, step: int, method: str | None) -> int:
-        steps = self.steps
-        if method not in (None, "nearest"):
-            raise InputError(f"method is None or 'nearest'; given {method!r}")
-        nearest = int(np.abs(steps - step).argmin())
-        if steps[nearest] == step or method == "nearest":
+        known = self.steps.tolist()
+        nearest = min(range(len(known)), key=lambda index: abs(known[index] - step))
+        if known[nearest] == step or method == "nearest":
             return nearest
-        after = int(np.searchsorted(steps, step))
-        neighbours = " and ".join(str(s) for s in steps[max(after - 1, 0) : after + 1])
-        raise InputError(
-            f"step {step} is not stored; its neighbours are {neighbours} "
-            "(method='nearest' takes the nearest)"
-        )
+        after = bisect(known, step)
+        neighbours = " and ".join(str(stored) for stored in known[max(after - 1, 0) : after + 1])
+        raise InputError(f"step {step} is not stored; nearest to it: {neighbours}")
 
     def model(
         self, *, step: int, seed: int, method: Literal["nearest"] | None = None
@@ -188,12 +243,9 @@ class Run:
         import torch
 
         checkpoint = load(
-            self.select([step], [seed], method=method)[list(self.params)], where=self.path
+            self.select(step, seed, method=method)[list(self.params)], where=self.path
         )
-        weights = {
-            str(name): torch.from_numpy(values.values[0, 0].copy())
-            for name, values in checkpoint.items()
-        }
+        weights = _weights(checkpoint, 0, 0)
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
             at = self.trajectory["diverged_at"].sel(seed=seed).item()
             raise MechiclError(
@@ -206,8 +258,8 @@ class Run:
         names: str | Iterable[str],
         *,
         prompts: xr.Dataset,
-        steps: Sequence[int] | None = None,
-        seeds: Sequence[int] | None = None,
+        steps: int | Sequence[int] | None = None,
+        seeds: int | Sequence[int] | None = None,
         limit: int = _CACHE_LIMIT,
     ) -> xr.Dataset:
         """Return activations at hook points over training.
@@ -234,52 +286,61 @@ class Run:
             For a hook point that the model has not (with near matches), or one that never fires,
             and for a result above `limit`.
         """
-        import torch
-
         from mechicl.models.hooked import hook_dims
 
         names = [names] if isinstance(names, str) else list(names)
+        if not names:
+            raise InputError("no hook points were named; mechicl's are those of TransformerLens")
+        inputs = self._inputs(prompts)
         chosen = load(self.select(steps, seeds)[list(self.params)], where=self.path)
-        inputs = torch.from_numpy(np.asarray(prompts["inputs"].values, dtype=np.float32))
-        checkpoints = [
-            (i, j) for i in range(chosen.sizes["seed"]) for j in range(chosen.sizes["step"])
-        ]
-
-        def activations(i: int, j: int, batch: torch.Tensor) -> dict[str, np.ndarray]:
-            weights = {
-                str(name): torch.from_numpy(values.values[i, j].copy())
-                for name, values in chosen.items()
-            }
-            model = self.recipe.model.hooked(self.task, weights)
-            for name in names:
-                if name not in model.hook_dict:
-                    raise unknown("hook point", name, model.hook_dict)
-            with torch.no_grad():
-                _, cache = model.run_with_cache(batch, names_filter=lambda name: name in names)
-            silent = [name for name in names if name not in cache]
-            if silent:
-                raise InputError(f"hook points {silent} do not fire in this model's forward pass")
-            return {name: cache[name].numpy() for name in names}
-
-        shapes = {
-            name: (*chosen["seed"].shape, *chosen["step"].shape, len(inputs), *value.shape[1:])
-            for name, value in activations(0, 0, inputs[:1]).items()
-        }
-        nbytes = sum(4 * int(np.prod(shape)) for shape in shapes.values())
-        if nbytes > limit:
+        first = self._activations(_weights(chosen, 0, 0), names, inputs[:1])
+        grid = (chosen.sizes["seed"], chosen.sizes["step"])
+        shapes = {name: (*grid, len(inputs), *one.shape[1:]) for name, one in first.items()}
+        nbytes = sum(4 * prod(shape) for shape in shapes.values())
+        if nbytes > integer("limit", limit, 0):
             raise InputError(
                 f"these activations take {nbytes / 2**20:.0f} MiB, above the limit of "
                 f"{limit / 2**20:.0f} MiB; take fewer steps, seeds or prompts, or give limit="
             )
         out = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-        for i, j in checkpoints:
-            for name, value in activations(i, j, inputs).items():
-                out[name][i, j] = value
+        for index in np.ndindex(grid):
+            for name, value in self._activations(_weights(chosen, *index), names, inputs).items():
+                out[name][index] = value
         return xr.Dataset(
             {name: (("seed", "step", *hook_dims(name)), value) for name, value in out.items()},
             coords={"seed": chosen["seed"], "step": chosen["step"]},
             attrs={"run_digest": self.trajectory.attrs["run_digest"]},
         )
+
+    def _inputs(self, prompts: xr.Dataset) -> "Tensor":
+        """Return the prompts' inputs as a tensor, whatever order their dims are in."""
+        import torch
+
+        wanted = "prompts are a Dataset with inputs (batch, pos, d_model), as run.task.sample gives"
+        if not isinstance(prompts, xr.Dataset) or "inputs" not in prompts:
+            raise InputError(f"{wanted}; given {type(prompts).__name__}")
+        inputs = prompts["inputs"]
+        if set(inputs.dims) != {"batch", "pos", "d_model"} or inputs.sizes["batch"] == 0:
+            raise InputError(f"{wanted}, one at least; given {dict(inputs.sizes)}")
+        ordered = inputs.transpose("batch", "pos", "d_model").values
+        return torch.from_numpy(np.ascontiguousarray(ordered, dtype=np.float32))
+
+    def _activations(
+        self, weights: "Mapping[str, Tensor]", names: Sequence[str], inputs: "Tensor"
+    ) -> dict[str, np.ndarray]:
+        """Return what passes each hook point of the model with these weights."""
+        import torch
+
+        model = self.recipe.model.hooked(self.task, weights)
+        for name in names:
+            if name not in model.hook_dict:
+                raise unknown("hook point", name, model.hook_dict)
+        with torch.no_grad():
+            _, cache = model.run_with_cache(inputs, names_filter=list(names))
+        silent = [name for name in names if name not in cache]
+        if silent:
+            raise InputError(f"hook points {silent} do not fire in this model's forward pass")
+        return {name: cache[name].numpy() for name in names}
 
     def forward(self) -> analyses.Forward:
         """Return what forward probes ask of a run: predictions, prompts and references."""
@@ -315,8 +376,8 @@ class Run:
         self,
         name: str,
         *,
-        steps: Sequence[int] | None = None,
-        seeds: Sequence[int] | None = None,
+        steps: int | Sequence[int] | None = None,
+        seeds: int | Sequence[int] | None = None,
         **parameters: Any,
     ) -> xr.Dataset:
         """Run a probe over this run and return its result.
@@ -326,7 +387,7 @@ class Run:
         name
             Of a probe; `mechicl probes` lists them.
         steps, seeds
-            Which checkpoints; None takes all.
+            Which checkpoints; None takes all. `since` is of the whole run all the same.
         **parameters
             Of the probe.
 
@@ -339,18 +400,18 @@ class Run:
         """
         probe = analyses.get(name)
         probe.resolve(parameters)
-        trajectory = self.select(steps, seeds)
+        chosen = self.select(steps, seeds)
+        # A verdict is about all of training, whichever steps are looked at.
+        trajectory = chosen if probe.statement is None else self.select(None, seeds)
         wanted = [variable for variable in probe.needs if variable in trajectory.variables]
         result = probe(
             load(trajectory[wanted], where=self.path),
             self.forward() if probe.forward else None,
             **parameters,
         )
-        asked = {
-            "steps": None if steps is None else [int(step) for step in steps],
-            "seeds": None if seeds is None else [int(seed) for seed in seeds],
-        }
-        return result.assign_attrs(selection=json.dumps(asked))
+        if probe.statement is not None and steps is not None:
+            result = probe.narrow(result, chosen["step"].values.tolist())
+        return result
 
     def save(
         self, result: xr.Dataset, *, out: str | Path | None = None, figure: bool = True
@@ -372,30 +433,75 @@ class Run:
         """
         from mechicl import plots
 
-        root = Path(self.path if out is None else out)
-        name = f"{result.attrs['probe']}-{_digest(result)}"
+        name = self._result_name(result)
+        root = self.results_directory(out)
         written = []
-        try:
-            target = root / ANALYSES / f"{name}.zarr"
-            _write_aside(target, lambda path: _to_zarr(result, path))
+
+        def put(folder: str, suffix: str, write: Callable[[Path], object]) -> None:
+            target = root / folder / f"{name}{suffix}"
+            try:
+                _write_aside(target, write)
+            except OSError as error:
+                raise MechiclError(
+                    f"cannot write {target} ({error.strerror or error}); --out DIR, or out= in "
+                    "Python, puts results elsewhere"
+                ) from error
             written.append(target)
-            if figure:
-                target = root / FIGURES / f"{name}.png"
-                drawn: Figure = plots.draw(result)
-                _write_aside(target, lambda path: drawn.savefig(path, dpi=120, format="png"))
-                written.append(target)
-        except OSError as error:
-            raise MechiclError(
-                f"cannot write to {root} ({error.strerror or error}); --out DIR, or out= in "
-                "Python, puts results elsewhere"
-            ) from error
+
+        put(ANALYSES, ".zarr", lambda path: _to_zarr(result, path))
+        if figure:
+            drawn = plots.draw(result)
+            put(FIGURES, ".png", lambda path: drawn.savefig(path, dpi=120, format="png"))
         return written
 
+    def results_directory(self, out: str | Path | None = None) -> Path:
+        """Return where `save` puts results: `out`, or the run itself.
 
-def _digest(result: xr.Dataset) -> str:
-    """Short hash of what was asked: parameters, and the steps and seeds that were chosen."""
-    asked = f"{result.attrs['parameters']} {result.attrs['selection']}"
-    return sha256(asked.encode()).hexdigest()[:8]
+        Raises
+        ------
+        InputError
+            If it is no place for results: a URL, a file, or a folder of code.
+        MechiclError
+            If it may not be written to.
+        """
+        root = local_directory(self.path if out is None else out)
+        if (root / ANALYSES / "__init__.py").exists():
+            raise InputError(f"{root / ANALYSES} holds code; give another directory with --out")
+        if root.is_dir() and not os.access(root, os.W_OK):
+            raise MechiclError(f"{root} is read-only; --out DIR puts results elsewhere")
+        return root
+
+    def _result_name(self, result: xr.Dataset) -> str:
+        """Name a result by probe, parameters, run, and the steps and seeds that it covers."""
+        attrs = getattr(result, "attrs", {})
+        if not {"probe", "parameters", "run_digest"} <= set(attrs):
+            raise InputError("save takes a result of analyze, and this has no probe in its attrs")
+        covered = {
+            dim: None if np.array_equal(result[dim].values, known) else result[dim].values.tolist()
+            for dim, known in (("step", self.steps), ("seed", self.seeds))
+            if dim in result.coords
+        }
+        asked = json.dumps([attrs["parameters"], attrs["run_digest"], covered])
+        return f"{attrs['probe']}-{sha256(asked.encode()).hexdigest()[:8]}"
+
+
+def _integers(name: str, given: Any) -> list[int]:
+    """Return one integer or several as a list; raise InputError for anything else, or for none."""
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    values = [integer(name, value) for value in (given if several else [given])]
+    if not values:
+        raise InputError(f"{name} is empty; leave it out to take all")
+    return values
+
+
+def _weights(parameters: xr.Dataset, seed: int, step: int) -> "dict[str, Tensor]":
+    """Return a copy of one checkpoint's parameters, by position."""
+    import torch
+
+    return {
+        str(name): torch.from_numpy(values.values[seed, step].copy())
+        for name, values in parameters.items()
+    }
 
 
 def _to_zarr(result: xr.Dataset, path: Path) -> None:

@@ -7,7 +7,7 @@ units, and stamps provenance. `docs/add-a-probe.md` adds one in five steps.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 import pydantic
 import xarray as xr
 
-import mechicl
+from mechicl.config import Config
 from mechicl.errors import InputError, NothingToAnalyseError, invalid
 from mechicl.registry import Registry
 from mechicl.schema import Var, check, stamp
+from mechicl.version import __version__
 
 BUILTIN = (
     "approximate_loss",
@@ -80,8 +81,8 @@ class Probe:
         What `holds` says yes or no to, in words; None where the probe only measures.
     undefined
         Reasons, as words joined by `_`, for which a result lacks values at a (seed, step).
-        Somewhere a result is NaN there if and only if one is given; a reason may leave `holds`
-        defined.
+        Where a code is not 0 some value is NaN, and where it is 0 none is. A reason may leave
+        `holds` defined.
     headline
         The variables to look at first, (seed, step) or (seed, step, head): `analyze` prints them.
     applies
@@ -131,8 +132,7 @@ class Probe:
             for name, parameter in signature.parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
-        config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-        return pydantic.create_model(f"{self.name}_parameters", __config__=config, **fields)
+        return pydantic.create_model(f"{self.name}_parameters", __base__=Config, **fields)
 
     def resolve(self, settings: Mapping[str, object]) -> dict[str, Any]:
         """Return all parameters, defaults included, with `settings` checked and converted.
@@ -191,20 +191,29 @@ class Probe:
         attrs: dict[str, object] = {
             "probe": self.name,
             "parameters": json.dumps(parameters, sort_keys=True),
-            "mechicl_version": mechicl.__version__,
+            "mechicl_version": __version__,
             "run_digest": trajectory.attrs.get("run_digest", ""),
             "references": "; ".join(self.references),
         }
         if self.statement is not None:
             attrs["statement"] = self.statement
-        if self.undefined:
-            codes = result["undefined"].values
-            counts = {
-                reason: int((codes == code).sum())
-                for code, reason in enumerate(self.undefined, start=1)
-            }
-            attrs["n_undefined"] = json.dumps(counts, sort_keys=True)
-        return attrs
+        return attrs | self._counts(result)
+
+    def _counts(self, result: xr.Dataset) -> dict[str, object]:
+        """How often each reason applies in `result`, as an attribute."""
+        if not self.undefined:
+            return {}
+        codes = result["undefined"].values
+        counts = {
+            reason: int((codes == code).sum())
+            for code, reason in enumerate(self.undefined, start=1)
+        }
+        return {"n_undefined": json.dumps(counts, sort_keys=True)}
+
+    def narrow(self, result: xr.Dataset, steps: Sequence[int]) -> xr.Dataset:
+        """Return a result at some of its steps, its counts made anew; `since` stays as it is."""
+        chosen = result.sel(step=list(steps))
+        return chosen.assign_attrs(self._counts(chosen))
 
 
 def probe(

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from shutil import rmtree
 
@@ -21,6 +20,7 @@ from zarr.codecs import Crc32cCodec
 from mechicl.checkpoints.files import PARTIAL, DurableStore, sync_directory
 from mechicl.errors import InputError
 from mechicl.schema import DIMS, Var
+from mechicl.version import __version__
 
 CONFIG = "config.yaml"
 TRAJECTORY = "trajectory.zarr"
@@ -249,7 +249,7 @@ def allocate(run_dir: Path, plan: Plan) -> None:
     rmtree(aside, ignore_errors=True)
 
     store = DurableStore(aside)
-    attrs = {"schema_version": SCHEMA_VERSION, "mechicl_version": version("mechicl"), **plan.attrs}
+    attrs = {"schema_version": SCHEMA_VERSION, "mechicl_version": __version__, **plan.attrs}
     group = zarr.create_group(store, zarr_format=3, attributes=attrs)
     values: dict[str, np.ndarray | float] = {
         name: value for name, (_, value) in plan.constants.items()

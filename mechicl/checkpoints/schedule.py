@@ -2,12 +2,15 @@
 
 import numpy as np
 from jaxtyping import Int64
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
+from mechicl.config import Config
 from mechicl.errors import InputError
 
+_MOST = 10**7  # checkpoints; a schedule beyond it is a slip of the pen
 
-class Schedule(BaseModel):
+
+class Schedule(Config):
     """When to save: every so often, more densely at the start, and wherever asked.
 
     Parameters
@@ -22,8 +25,6 @@ class Schedule(BaseModel):
         Further steps, in any order.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     every: PositiveInt | None = 50
     per_decade: NonNegativeInt = 8
     at: tuple[NonNegativeInt, ...] = ()
@@ -36,15 +37,21 @@ class Schedule(BaseModel):
         Raises
         ------
         InputError
-            `n_steps` is negative, or `at` names steps beyond it.
+            `n_steps` is negative, `at` names steps beyond it, or there are over ten million.
         """
         if n_steps < 0:
             raise InputError(f"a training cannot have {n_steps} steps; give 0 or more")
         late = sorted(step for step in self.at if step > n_steps)
         if late:
             raise InputError(
-                f"schedule.at asks for checkpoints at {late}, but training ends at step "
+                f"checkpoints.at asks for checkpoints at {late}, but training ends at step "
                 f"{n_steps}; take them out, or train longer"
+            )
+        if self.every and n_steps // self.every > _MOST:
+            raise InputError(
+                f"a checkpoint every {self.every} of {n_steps} steps makes "
+                f"{n_steps // self.every} of them, and {_MOST} are the most; give a larger "
+                "checkpoints.every"
             )
         periodic = np.arange(0, n_steps + 1, self.every) if self.every else []
         chosen = np.concatenate([[0, n_steps], periodic, self._start(n_steps), self.at])

@@ -4,8 +4,10 @@ Commands import what they need when they run, so that `mechicl --help` is quick 
 works without torch waits for it.
 """
 
+import os
 import signal
 import sys
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import typer
@@ -25,13 +27,28 @@ class _Shell(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> NoReturn:
         try:
             code = super().invoke(ctx) or 0
+            if sys.stdout is not None:
+                sys.stdout.flush()
         except MechiclError as error:
-            print(f"mechicl: {error}", file=sys.stderr)
+            _say(f"mechicl: {error}")
             code = error.exit_code
         except KeyboardInterrupt:
-            print("mechicl: interrupted", file=sys.stderr)
-            code = 130
+            _say("mechicl: interrupted")
+            code = 128 + signal.SIGINT
+        except BrokenPipeError:
+            # Whoever read the output has enough; nothing more can be said to them.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 128 + signal.SIGPIPE
+        except OSError as error:
+            _say(
+                f"mechicl: {error.strerror or error}{f': {error.filename}' * bool(error.filename)}"
+            )
+            code = 1
         raise typer.Exit(code)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 app = typer.Typer(
@@ -57,5 +74,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 def main() -> None:
     """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # σ on a terminal that has none is no error
     signal.signal(signal.SIGTERM, _terminate)
     app()

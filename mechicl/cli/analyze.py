@@ -1,7 +1,6 @@
 """`mechicl analyze`."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +25,7 @@ def analyze(
         list[int] | None, typer.Option(help="Step to analyse; may be repeated.", show_default="all")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where results and figures go.", show_default="RUN")
+        str | None, typer.Option(help="Where results and figures go.", show_default="RUN")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw figures.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -43,9 +42,13 @@ def analyze(
         analyses.get(name).resolve(chosen[name])
 
     run = open_run(run_dir)
+    run.select(step or None, seed or None)
+    run.results_directory(out)
     if not run.complete:
         saved, planned = run.trajectory.attrs["n_saved"], run.trajectory.attrs["n_planned"]
         print(f"unfinished run: {saved} of {planned} checkpoints", file=sys.stderr)
+    for number, at in run.diverged().items():
+        print(f"seed {number} diverged at step {at}; it is undefined after that", file=sys.stderr)
     results, written, skipped = {}, {}, {}
     for name in names:
         reason = run.objection(name)

@@ -1,8 +1,11 @@
 """`mechicl info`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mechicl.config import Config
 
 
 def info(
@@ -18,24 +21,32 @@ def info(
     attrs = run.trajectory.attrs
     state = "complete" if run.complete else "unfinished (or still training)"
     losses = run.metrics["loss"].isel(log_step=slice(-100, None)).mean("log_step").values
-    diverged = run.metrics["diverged_at"].values
+    diverged = run.diverged()
     seeds = [
-        f"{seed}: diverged at step {at:.0f}" if at == at else f"{seed}: {loss:.4f}"
-        for seed, loss, at in zip(run.seeds, losses, diverged, strict=True)
+        f"{seed}: diverged at step {diverged[seed]}" if seed in diverged else f"{seed}: {loss:.4f}"
+        for seed, loss in zip(run.seeds.tolist(), losses, strict=True)
     ]
+    versions = run.config.get("versions", {})
     rows = [
         ["recipe", f"{recipe.name}: {recipe.description}"],
-        ["task", recipe.task.model_dump_json(exclude_none=True)],
-        ["model", recipe.model.model_dump_json()],
-        ["optimizer", recipe.optimizer.model_dump_json(exclude_none=True)],
+        ["task", _words(recipe.task)],
+        ["model", _words(recipe.model)],
+        ["optimizer", _words(recipe.optimizer)],
         ["batch size", str(recipe.batch_size)],
         ["checkpoints", f"{attrs['n_saved']} of {attrs['n_planned']}, {state}"],
         ["steps", f"{run.steps[0]} to {run.steps[-1]} of {recipe.n_steps}"],
         ["loss by seed", ", ".join(seeds)],
-        ["trained on", f"{run.config['device']}, mechicl {run.config['versions']['mechicl']}"],
+        ["trained on", f"{run.config.get('device')}, mechicl {versions.get('mechicl')}"],
         ["digest", attrs["run_digest"]],
     ]
     show(str(run.path), ["", ""], rows)
     objections = {name: run.objection(name) for name in analyses.names()}
     rows = [[name, f"no: {why}" if why else "yes"] for name, why in objections.items()]
     show("probes", ["name", "applies"], rows)
+
+
+def _words(config: "Config") -> str:
+    """Name and settings of a part of the recipe, in a line."""
+    settings = config.model_dump(exclude_none=True)
+    name = settings.pop("name")
+    return f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items())

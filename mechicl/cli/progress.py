@@ -50,7 +50,9 @@ def _lines() -> Iterator[Callbacks]:
         nonlocal printed
         if time.monotonic() - printed >= _LINE_SECONDS:
             printed = time.monotonic()
-            left = (progress.n_steps - progress.step) * len(progress.loss) / progress.rate
+            left = (
+                (progress.n_steps - progress.step) * len(progress.loss) / max(progress.rate, 1e-9)
+            )
             notify(
                 f"step {progress.step:,} of {progress.n_steps:,}, loss {_losses(progress)}, "
                 f"{progress.rate:,.0f} seed-steps/s, {left:,.0f} s left"

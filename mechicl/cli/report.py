@@ -35,17 +35,22 @@ def print_tables(
     by_seed = [f"seed {seed}" for seed in seeds]
     stated = {name: result for name, result in results.items() if "holds" in result}
     if stated:
-        columns = by_seed if each else ["holds", "fails", "undefined", "since (median)"]
+        columns = (
+            by_seed
+            if each
+            else ["holds", "fails", "undefined", "since (median of those that hold)"]
+        )
         cells = _verdicts if each else _verdict_counts
         rows = [[name, *cells(result)] for name, result in stated.items()]
         show(f"verdicts {step}", ["probe", *columns], rows)
         for name, result in stated.items():
             print(f"  {name}: {result.attrs['statement']}")
-    columns = by_seed if each else [f"median of {len(seeds)} seeds [least, largest]"]
+    columns = by_seed if each else ["median [least, largest]", "defined"]
+    figures = _figures if each else _figure_ranges
     rows = [
-        [name if index == 0 else "", variable, *_figures(result, variable, each=each)]
+        [name if index == 0 else "", variable, *figures(result, variable)]
         for name, result in results.items()
-        for index, variable in enumerate(analyses.get(name).headline)
+        for index, variable in enumerate(_shown(name, each=each))
     ]
     if rows:
         print()
@@ -86,18 +91,33 @@ def _reason(one: "xr.Dataset") -> str:
     return flag_names(one["undefined"])[int(one["undefined"].values[-1])].replace("_", " ")
 
 
-def _figures(result: "xr.Dataset", variable: str, *, each: bool) -> list[str]:
-    """Show the variable at the last step: a cell a seed, heads beside each other, or all in one."""
-    last = result[variable].isel(step=-1)
-    if each:
-        return [
-            " ".join(f"{value:.3g}" for value in np.atleast_1d(last.sel(seed=seed).values))
-            for seed in result["seed"].values
-        ]
-    values = last.values[~np.isnan(last.values)]
+def _shown(name: str, *, each: bool) -> list[str]:
+    """Headlines of a probe; over many seeds without those by head, which no median sums up."""
+    probe = analyses.get(name)
+    return [v for v in probe.headline if each or "head" not in probe.outputs[v].dims]
+
+
+def _figures(result: "xr.Dataset", variable: str) -> list[str]:
+    """One cell a seed: the variable at the last step, heads beside each other."""
+    cells = []
+    for seed in result["seed"].values:
+        one = result.sel(seed=seed)
+        values = np.atleast_1d(one[variable].isel(step=-1).values)
+        if np.isnan(values).all():
+            cells.append(f"undefined: {_reason(one)}")
+        else:
+            cells.append(" ".join("–" if np.isnan(v) else f"{v:.3g}" for v in values))
+    return cells
+
+
+def _figure_ranges(result: "xr.Dataset", variable: str) -> list[str]:
+    """Sum the variable at the last step up over seeds: median, range, and how many have one."""
+    last = result[variable].isel(step=-1).values
+    values = last[~np.isnan(last)]
+    defined = f"{values.size} of {last.size}"
     if values.size == 0:
-        return ["undefined"]
-    return [f"{np.median(values):.3g} [{values.min():.3g}, {values.max():.3g}]"]
+        return ["undefined", defined]
+    return [f"{np.median(values):.3g} [{values.min():.3g}, {values.max():.3g}]", defined]
 
 
 def print_json(

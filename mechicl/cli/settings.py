@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mechicl.errors import InputError
+from mechicl.errors import InputError, canonical
 
 
 def parse(assignments: Sequence[str]) -> dict[str, Any]:
@@ -42,12 +42,10 @@ def _number(text: str) -> str | float:
 def by_probe(settings: dict[str, Any], probes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Sort `PROBE.KEY` settings by probe; a bare `KEY` belongs to the one probe that is named.
 
-    Raises InputError for a bare key with several probes, and for a probe that is not among
-    `probes`.
+    Raises InputError for a bare key with several probes, for a probe that is not among `probes`,
+    and for a setting that is given twice.
     """
-    from mechicl.errors import canonical, unknown
-
-    sorted_settings: dict[str, dict[str, Any]] = {probe: {} for probe in probes}
+    by_name: dict[str, dict[str, Any]] = {probe: {} for probe in probes}
     for given, value in settings.items():
         probe, dot, key = given.partition(".")
         if not dot:
@@ -58,7 +56,11 @@ def by_probe(settings: dict[str, Any], probes: Sequence[str]) -> dict[str, dict[
                 )
             probe, key = probes[0], given
         probe, key = canonical(probe), canonical(key)
-        if probe not in sorted_settings:
-            raise unknown("probe to set among those that run, called", probe, probes)
-        sorted_settings[probe][key] = value
-    return sorted_settings
+        if probe not in by_name:
+            raise InputError(
+                f"--set {given}: probe {probe!r} is not among those that run: {', '.join(probes)}"
+            )
+        if key in by_name[probe]:
+            raise InputError(f"--set gives {probe}.{key} twice")
+        by_name[probe][key] = value
+    return by_name

@@ -13,7 +13,15 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
+    if sys.stdout is None:  # closed by whoever called
+        return
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_header=any(columns),
+    )
     for column in columns[:-1]:
         table.add_column(column, overflow="fold", no_wrap=True)
     table.add_column(columns[-1], overflow="fold")

@@ -1,15 +1,19 @@
 """`mechicl train`."""
 
-from pathlib import Path
-from typing import Annotated
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a YAML file.")],
     out: Annotated[
-        Path | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")
+        str | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Train this many seeds: 0, 1, ...")
@@ -45,20 +49,35 @@ def train(
 
     from mechicl import run
 
-    with progress.shown(chosen.n_steps) as (on_progress, notify):
-        trained = run.train(
-            chosen,
-            out,
-            device=device,
-            resume=resume,
-            overwrite=overwrite,
-            compile=compile,
-            on_progress=on_progress,
-            notify=notify,
-        )
-    diverged = trained.metrics["diverged_at"].dropna("seed")
+    try:
+        with progress.shown(chosen.n_steps) as (on_progress, notify):
+            trained = run.train(
+                chosen,
+                out,
+                device=device,
+                resume=resume,
+                overwrite=overwrite,
+                compile=compile,
+                on_progress=on_progress,
+                notify=notify,
+            )
+    except (KeyboardInterrupt, SystemExit):
+        _say_what_is_saved(run.run_directory(chosen, out))
+        raise
     print(f"{len(trained.steps)} checkpoints of {len(trained.seeds)} seeds in {trained.path}")
-    for seed, step in zip(diverged["seed"].values, diverged.values, strict=True):
-        print(f"seed {seed} diverged at step {step:.0f}; its later checkpoints are NaN")
-    print(f"next: mechicl analyze {trained.path}")
-    return 1 if diverged.size else 0
+    for seed, step in trained.diverged().items():
+        print(f"seed {seed} diverged at step {step}; its later checkpoints are NaN")
+    print(f"next: mechicl analyze {shlex.quote(str(trained.path))}")
+    return 1 if trained.diverged() else 0
+
+
+def _say_what_is_saved(run_dir: "Path") -> None:
+    from mechicl.errors import MechiclError
+    from mechicl.run import open_run
+
+    try:
+        attrs = open_run(run_dir).trajectory.attrs
+        saved = f"{attrs['n_saved']} of {attrs['n_planned']} checkpoints are in {run_dir}"
+    except MechiclError:
+        saved = f"no checkpoint of {run_dir} was reached"
+    print(f"{saved}; the same command with --resume goes on from there", file=sys.stderr)

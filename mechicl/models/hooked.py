@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -99,9 +98,12 @@ class ContinuousTransformer(HookedTransformer):
         inputs: Float[Tensor, "batch pos d_model"],
         *,
         stop_at_layer: int | None = None,
-        **kwargs: Any,
+        return_type: str | None = "logits",
     ) -> Float[Tensor, "batch pos d_model"]:
-        """Return the residual stream after the last block, or before `stop_at_layer`.
+        """Return the residual stream after the last block, or before block `stop_at_layer`.
+
+        `return_type` is accepted as TransformerLens's tools give it: there are no logits and no
+        loss, so it changes nothing, and `"loss"` and `"both"` are refused.
 
         Raises
         ------
@@ -109,24 +111,26 @@ class ContinuousTransformer(HookedTransformer):
             If `inputs` is not floating point of shape (batch, pos, d_model): these models have no
             tokens.
         """
-        width = self.cfg.d_model
-        if not (
-            isinstance(inputs, Tensor)
-            and inputs.is_floating_point()
-            and inputs.ndim == 3
-            and inputs.shape[-1] == width
-        ):
-            given = (
-                f"{inputs.dtype} of shape {tuple(inputs.shape)}"
-                if isinstance(inputs, Tensor)
-                else type(inputs).__name__
-            )
+        if return_type not in ("logits", None):
             raise InputError(
-                f"this model reads continuous inputs (batch, pos, {width}), not token ids; "
-                f"given {given}"
+                f"this model has no loss of its own (return_type={return_type!r}); the run's task "
+                "has one: run.task.loss(model(inputs)[:, -1, -1], targets)"
             )
+        self._require_continuous(inputs)
         stop = self.cfg.n_layers if stop_at_layer is None else stop_at_layer
-        return super().forward(inputs, start_at_layer=0, stop_at_layer=stop, **kwargs)
+        return super().forward(  # pyright: ignore[reportCallIssue]
+            inputs, return_type="logits", start_at_layer=0, stop_at_layer=stop
+        )
+
+    def _require_continuous(self, inputs: object) -> None:
+        width = self.cfg.d_model
+        wanted = f"this model reads continuous inputs (batch, pos, {width})"
+        if not isinstance(inputs, Tensor):
+            raise InputError(f"{wanted} as a tensor; given {type(inputs).__name__}")
+        if not inputs.is_floating_point():
+            raise InputError(f"{wanted}, not token ids; given {inputs.dtype}")
+        if inputs.ndim != 3 or inputs.shape[-1] != width:
+            raise InputError(f"{wanted}; given shape {tuple(inputs.shape)}")
 
 
 def hook_dims(name: str) -> tuple[str, ...]:

@@ -36,7 +36,11 @@ def draw(result: xr.Dataset, *, step: int | None = None) -> Figure:
         )
         bar.set_label(name, fontsize=8)
         bar.ax.tick_params(labelsize=7)
-    figure.suptitle(f"circuits at step {int(last['step'])}\n{style.verdicts(result)}", fontsize=10)
+    drawn = (
+        f", first {seeds} of {result.sizes['seed']} seeds" if seeds < result.sizes["seed"] else ""
+    )
+    heading = f"circuits at step {int(last['step'])}{drawn}"
+    style.title(figure, heading, style.verdicts(result))
     return figure
 
 
@@ -48,7 +52,8 @@ def _draw_circuit(panels: np.ndarray, name: str, shown: xr.DataArray, last: xr.D
         matrix = shown.isel(seed=seed, head=head).values
         style.heatmap(axes, matrix if name == "KQ" else matrix.T, limit)
         value = float(last[scale].isel(seed=seed, head=head))
-        axes.set_title(f"{name} {head}\n{symbol} = {value:.3g}", fontsize=8)
+        equals = f"= {value:.3g}" if np.isfinite(value) else "undefined"
+        axes.set_title(f"{name} {head}\n{symbol} {equals}", fontsize=8)
         if name == "KQ":
             axes.set_xlabel("query entry", fontsize=8)
             axes.set_ylabel("key entry", fontsize=8)

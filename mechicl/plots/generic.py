@@ -1,5 +1,6 @@
 """The figure of a probe that has none of its own: every measurement over steps, a line a seed."""
 
+import textwrap
 from collections.abc import Iterator
 from itertools import islice
 
@@ -11,6 +12,7 @@ from mechicl.plots import style
 
 _COLUMNS = 3
 _MOST_PANELS = 24
+_TITLE_WIDTH = 44
 
 
 def draw(result: xr.Dataset) -> Figure:
@@ -31,12 +33,14 @@ def draw(result: xr.Dataset) -> Figure:
     grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for axes, (title, variable) in zip(grid, panels, strict=False):
         style.lines(axes, variable)
-        axes.set_title(title, fontsize=9)
+        missing = style.absent(variable, result.get("undefined"))
+        written = [textwrap.fill(text, _TITLE_WIDTH) for text in (style.greek(title), missing)]
+        axes.set_title("\n".join(filter(None, written)), fontsize=9)
         axes.set_ylabel(style.label(variable))
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     style.legend(figure, grid[0])
-    figure.suptitle(f"{result.attrs.get('probe', 'result')}\n{style.verdicts(result)}", fontsize=10)
+    style.title(figure, str(result.attrs.get("probe") or "result"), style.verdicts(result))
     return figure
 
 

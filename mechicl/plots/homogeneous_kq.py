@@ -16,6 +16,7 @@ def draw(result: xr.Dataset) -> Figure:
         style.guide(axes, tolerance, f"tolerance {tolerance:g}")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("(max |ω| − min |ω|) / mean |ω|")
-    axes.set_title(style.verdicts(result), fontsize=9)
+    style.note(axes, style.absent(result["kq_spread"], result.get("undefined")))
     style.legend(figure, axes)
+    style.title(figure, style.verdicts(result))
     return figure

@@ -16,6 +16,7 @@ def draw(result: xr.Dataset) -> Figure:
         style.guide(axes, tolerance, f"tolerance {tolerance:g}")
     axes.set_ylim(-0.05, 1.05)
     axes.set_ylabel("|Σμ| / Σ|μ|")
-    axes.set_title(style.verdicts(result), fontsize=9)
+    style.note(axes, style.absent(result["ov_imbalance"], result.get("undefined")))
     style.legend(figure, axes)
+    style.title(figure, style.verdicts(result))
     return figure

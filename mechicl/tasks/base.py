@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Float
 
 from mechicl.config import Config
-from mechicl.errors import InputError
+from mechicl.errors import InputError, integer
 from mechicl.registry import Registry
 from mechicl.schema import Var
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Registered = TypeVar("Registered", bound="Task")
+
+_LARGEST_SAMPLE = 2**32  # bytes of random numbers
 
 _REGISTRY: "Registry[type[Task]]" = Registry(
     "task", {"linear_regression": "mechicl.tasks.linear_regression"}
@@ -85,14 +87,19 @@ class Task(Config, ABC):
         Raises
         ------
         InputError
-            If `n` is below 1 or `seed` below 0.
+            If `n` is not an integer from 1, `seed` not one from 0, or the sample above 4 GiB.
         """
         import torch
 
         from mechicl.tasks.streams import generator
 
-        if n < 1 or seed < 0:
-            raise InputError(f"a sample takes n >= 1 and seed >= 0; given n={n}, seed={seed}")
+        n, seed = integer("n of a sample", n, 1), integer("seed of a sample", seed, 0)
+        nbytes = 4 * n * self.n_normals
+        if nbytes > _LARGEST_SAMPLE:
+            raise InputError(
+                f"a sample of {n} prompts takes {nbytes / 2**30:.0f} GiB, above the limit of "
+                f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer, or several samples with own seeds"
+            )
         normals = torch.randn(n, self.n_normals, generator=generator("sample", seed))
         prompts = self.prompts(normals)
         return xr.Dataset(

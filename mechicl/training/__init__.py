@@ -1,5 +1,11 @@
 """The vectorised training step and the loop around it."""
 
-from mechicl.training.recipe import Recipe, load_recipe, recipe_names
+from mechicl.training.recipe import (
+    Recipe,
+    load_recipe,
+    recipe_names,
+    settings_digest,
+    stored_recipe,
+)
 
-__all__ = ["Recipe", "load_recipe", "recipe_names"]
+__all__ = ["Recipe", "load_recipe", "recipe_names", "settings_digest", "stored_recipe"]

@@ -1,32 +1,20 @@
 """Compiling the training step where a compiler exists, and running it as it is where none does."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from mechicl.training.recipe import Recipe
-from mechicl.training.step import State, Step, initial_state, make_step
+from mechicl.training.step import Step, initial_state, make_step
 from mechicl.training.workers import empty_block
 
-_OPTIONS: dict[str, dict[str, str | bool]] = {
+_OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., Any]]] = {
     # One C++ call a step, which gives up the interpreter's lock: workers run side by side.
     "cpu": {"cpp_wrapper": True},
     # The whole step is one captured graph.
     "cuda": {"triton.cudagraphs": True},
 }
-
-
-def to_device(state: State, device: str) -> State:
-    """Return `state` on `device`."""
-    return State(
-        parameters={name: value.to(device) for name, value in state.parameters.items()},
-        moments={
-            moment: {name: value.to(device) for name, value in stack.items()}
-            for moment, stack in state.moments.items()
-        },
-        diverged_at=state.diverged_at.to(device),
-        step=state.step.to(device),
-    )
 
 
 def compiled_step(
@@ -43,7 +31,7 @@ def compiled_step(
     compiled = torch.compile(eager, dynamic=False, fullgraph=True, options=_OPTIONS[device])
     try:
         for size in sorted(set(group_sizes)):
-            state = to_device(initial_state(recipe, tuple(range(size))), device)
+            state = initial_state(recipe, tuple(range(size))).to(device)
             normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
             with torch.no_grad():
                 compiled(state, normals)

@@ -3,22 +3,24 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-import mechicl
 from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter, read_config
-from mechicl.errors import InputError
-from mechicl.training.compilation import compiled_step, to_device
-from mechicl.training.recipe import Recipe
-from mechicl.training.step import State, initial_state
+from mechicl.errors import DamagedRunError, InputError
+from mechicl.training.compilation import compiled_step
+from mechicl.training.preflight import check_room
+from mechicl.training.recipe import Recipe, stored_recipe
+from mechicl.training.step import State, Step, initial_state, make_step
 from mechicl.training.workers import Snapshot, Worker
+from mechicl.version import __version__
 
 _LIBRARIES = ("torch", "numpy", "zarr", "xarray", "transformer-lens")
 
@@ -77,7 +79,7 @@ def train(
     ------
     InputError
         For a directory that may not be written to, a recipe that differs from the one being resumed
-        (naming the keys), or a device that is not there.
+        (naming the keys), a device that is not there, or a run larger than the machine.
     RunLockedError
         If another process is writing the run.
     """
@@ -85,10 +87,11 @@ def train(
     groups = _partition(len(recipe.seeds), 1 if device == "cuda" else os.cpu_count() or 1)
     with ExitStack() as stack:
         if resume:
-            groups = _check_resumable(recipe, read_config(run_dir), device, notify)
+            groups = _check_resumable(recipe, run_dir, device, notify)
             writer = stack.enter_context(TrajectoryWriter.resume(run_dir))
         else:
             plan = _plan(recipe)
+            check_room(recipe, plan, run_dir)
             config = _config(recipe, groups, device)
             writer = stack.enter_context(
                 TrajectoryWriter.create(run_dir, plan, config, overwrite=overwrite)
@@ -107,7 +110,7 @@ def train(
                 Worker(
                     recipe,
                     step,
-                    to_device(_take(state, group), device),
+                    state.map(itemgetter(group)).to(device),
                     [recipe.seeds[index] for index in group],
                     stops.tolist(),
                 )
@@ -164,7 +167,7 @@ def _config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, A
         "device": device,
         "groups": groups,
         "versions": {
-            "mechicl": mechicl.__version__,
+            "mechicl": __version__,
             "python": platform.python_version(),
             **versions,
         },
@@ -172,10 +175,14 @@ def _config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, A
 
 
 def _check_resumable(
-    recipe: Recipe, config: Mapping[str, Any], device: str, notify: Callable[[str], None]
+    recipe: Recipe, run_dir: Path, device: str, notify: Callable[[str], None]
 ) -> list[list[int]]:
     """Return the groups that the run was begun with; refuse a recipe that is not its own."""
-    differences = Recipe.model_validate(config["recipe"]).differences(recipe)
+    config: dict[str, Any] = read_config(run_dir)
+    missing = [key for key in ("groups", "device", "versions") if key not in config]
+    if missing:
+        raise DamagedRunError(f"{run_dir}/config.yaml lacks {', '.join(missing)}; restore it")
+    differences = stored_recipe(config, f"{run_dir}/config.yaml").differences(recipe)
     if differences:
         raise InputError(
             f"the run was begun with another recipe ({'; '.join(differences)}); resume it with the "
@@ -211,30 +218,15 @@ def _step(
     device: str,
     compile: bool,
     notify: Callable[[str], None],
-) -> tuple[Any, bool]:
-    from mechicl.training.step import make_step
-
+) -> tuple[Step, bool]:
     if not compile:
         return make_step(recipe), False
     return compiled_step(recipe, [len(group) for group in groups], device, notify)
 
 
-def _take(state: State, group: Sequence[int]) -> State:
-    """Return the seeds at the positions `group`."""
-    return State(
-        parameters={name: value[group] for name, value in state.parameters.items()},
-        moments={
-            moment: {name: value[group] for name, value in stack.items()}
-            for moment, stack in state.moments.items()
-        },
-        diverged_at=state.diverged_at[group],
-        step=state.step,
-    )
-
-
 def _checkpoint(snapshots: Sequence[Snapshot], compiled: bool) -> Checkpoint:
     """Join the groups' snapshots; a seed that has diverged has no parameters any more: NaN."""
-    states = [to_device(snapshot.state, "cpu") for snapshot in snapshots]
+    states = [snapshot.state.to("cpu") for snapshot in snapshots]
     diverged_at = torch.cat([state.diverged_at for state in states])
     gone = ~torch.isnan(diverged_at)
     parameters, resume = {}, {"compiled": np.array(compiled), "step": states[0].step.numpy()}

@@ -1,5 +1,6 @@
 """Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
 
+import json
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from importlib.resources import files
@@ -12,9 +13,10 @@ import yaml
 from mechicl import models, tasks
 from mechicl.checkpoints import Schedule
 from mechicl.config import Config
-from mechicl.errors import InputError, canonical, invalid, unknown
+from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
 
 _PACKAGE = "mechicl.recipes"
+_INDECISIVE = {"name", "description"}
 
 
 class OptimizerConfig(Config):
@@ -50,7 +52,7 @@ class Recipe(Config):
     Attributes
     ----------
     name, description
-        What the recipe is called, and what it shows, in a line.
+        What the recipe is called (the name of its run directory), and what it shows, in a line.
     task, model
         A registered task and architecture, each a mapping with `name` and its settings.
     optimizer, batch_size, n_steps
@@ -61,16 +63,14 @@ class Recipe(Config):
         Which steps are stored.
     """
 
-    name: str
+    name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     description: str = ""
     task: pydantic.SerializeAsAny[tasks.Task]
     model: pydantic.SerializeAsAny[models.Model]
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Annotated[int, pydantic.Field(ge=1)] = 256
     n_steps: Annotated[int, pydantic.Field(ge=1)] = 10_000
-    seeds: Annotated[
-        tuple[Annotated[int, pydantic.Field(ge=0)], ...], pydantic.Field(min_length=1)
-    ] = (0,)
+    seeds: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**63)], ...] = (0,)
     checkpoints: Schedule = Schedule()
 
     @pydantic.field_validator("task", mode="before")
@@ -86,9 +86,16 @@ class Recipe(Config):
     @pydantic.field_validator("seeds")
     @classmethod
     def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if not seeds:
+            raise ValueError("must have at least 1 seed")
         if len(set(seeds)) != len(seeds):
             raise ValueError("seeds repeat; each is a model of its own")
         return seeds
+
+    @pydantic.model_validator(mode="after")
+    def _schedule_fits(self) -> "Recipe":
+        self.checkpoints.steps(self.n_steps)  # says what does not fit
+        return self
 
     def settings(self) -> dict[str, Any]:
         """Return the whole recipe, defaults included, as plain JSON types."""
@@ -97,18 +104,23 @@ class Recipe(Config):
     @property
     def digest(self) -> str:
         """Short hash of what decides the numbers: all settings but name and description."""
-        decisive = self.model_dump_json(exclude={"name", "description"})
-        return sha256(decisive.encode()).hexdigest()[:12]
+        return settings_digest(self.settings())
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return each setting in which `other` differs, as `key: ours -> theirs`."""
         ours, theirs = dict(_leaves(self.settings())), dict(_leaves(other.settings()))
-        keys = sorted({*ours, *theirs} - {"name", "description"})
+        keys = sorted({*ours, *theirs} - _INDECISIVE)
         return [
             f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
             for key in keys
             if ours.get(key) != theirs.get(key)
         ]
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Hash settings as they are written down, so that a later default does not change it."""
+    decisive = {key: value for key, value in settings.items() if key not in _INDECISIVE}
+    return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _by_name(given: object, find: Any, base: type) -> object:
@@ -133,13 +145,13 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in found if path.suffix == ".yaml"))
 
 
-def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(source: str | Path | Recipe, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe and change some of its settings.
 
     Parameters
     ----------
     source
-        Name of a recipe that comes with mechicl, or path of a YAML file.
+        Name of a recipe that comes with mechicl, path of a YAML file, or a recipe to start from.
     overrides
         New values by key: dotted (`task.d`), or bare (`d`) where one section alone has it.
 
@@ -147,14 +159,20 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     ------
     InputError
         For an unknown recipe or key, with the nearest match; for a key that several sections have,
-        naming them; and for values of a wrong type or out of range, all of them at once.
+        naming them, or that is given twice; and for values of a wrong type or out of range, all of
+        them at once.
     """
-    base = _validated(_read(source))
+    base = source if isinstance(source, Recipe) else _validated(_read(source))
     if not overrides:
         return base
     settings = base.settings()
+    given_as: dict[str, str] = {}
     for given, value in overrides.items():
-        *sections, key = _full_key(given, settings).split(".")
+        full = _full_key(given, settings)
+        if full in given_as:
+            raise InputError(f"{full} is set twice, as {given_as[full]!r} and as {given!r}")
+        given_as[full] = given
+        *sections, key = full.split(".")
         target = settings
         for section in sections:
             target = target[section]
@@ -162,25 +180,58 @@ def load_recipe(source: str | Path, overrides: Mapping[str, Any] | None = None) 
     return _validated(settings)
 
 
+def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe:
+    """Return the recipe in a run's config; raise DamagedRunError naming `where` if it is none."""
+    try:
+        return Recipe.model_validate(config["recipe"])
+    except KeyError:
+        raise DamagedRunError(f"{where} has no recipe; restore it") from None
+    except (pydantic.ValidationError, InputError) as error:
+        fault = error if isinstance(error, InputError) else invalid("its recipe", error)
+        raise DamagedRunError(f"{where} is not what was written: {fault}") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, and not the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"{', '.join(twice)} given twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
 def _read(source: str | Path) -> dict[str, Any]:
-    path = Path(source)
+    if not isinstance(source, (str, Path)):
+        raise InputError(f"a recipe is a name, a path or a Recipe; given {type(source).__name__}")
+    path = Path(source).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise InputError(f"there is no recipe file {str(path)!r}")
-        name, text = path.stem, path.read_text()
+        name, text = path.stem, _read_text(path)
     else:
         by_canonical = {canonical(name): name for name in recipe_names()}
         if canonical(str(source)) not in by_canonical:
             raise unknown("recipe", str(source), recipe_names())
         name = by_canonical[canonical(str(source))]
-        text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text()
+        text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     try:
-        settings = yaml.safe_load(text)
+        settings = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"recipe {str(source)!r} is not a mapping of settings")
     return {"name": name, **settings}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no recipe file {str(path)!r}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{str(path)!r} is not text (UTF-8), so it is no recipe") from None
 
 
 def _validated(settings: Mapping[str, Any]) -> Recipe:
@@ -194,6 +245,8 @@ def _validated(settings: Mapping[str, Any]) -> Recipe:
 
 def _full_key(given: str, settings: Mapping[str, Any]) -> str:
     keys = [key for key, _ in _leaves(settings)]
+    if not isinstance(given, str):
+        raise unknown("setting", given, keys)
     wanted = ".".join(canonical(part) for part in given.split("."))
     matches = [key for key in keys if key == wanted or key.endswith(f".{wanted}")]
     if wanted in matches:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mechicl.tasks.streams import generator
 from mechicl.training import optimizer
 from mechicl.training.optimizer import Stacked
 from mechicl.training.recipe import Recipe
@@ -31,6 +32,22 @@ class State(NamedTuple):
     moments: dict[str, Stacked]
     diverged_at: Float[Tensor, " seed"]
     step: Float[Tensor, ""]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "State":
+        """Apply `function` to every tensor that has a seed axis."""
+        return State(
+            parameters={name: function(value) for name, value in self.parameters.items()},
+            moments={
+                moment: {name: function(value) for name, value in stack.items()}
+                for moment, stack in self.moments.items()
+            },
+            diverged_at=function(self.diverged_at),
+            step=self.step,
+        )
+
+    def to(self, device: str) -> "State":
+        """Return the state on `device`."""
+        return self.map(lambda tensor: tensor.to(device))._replace(step=self.step.to(device))
 
 
 Step = Callable[
@@ -83,8 +100,6 @@ def _keep(healthy: Float[Tensor, " seed"], new: Stacked, old: Stacked) -> Stacke
 
 def initial_state(recipe: Recipe, seeds: tuple[int, ...]) -> State:
     """Return the untrained models of `seeds`, each drawn from a stream of its own."""
-    from mechicl.tasks.streams import generator
-
     drawn = [recipe.model.initial(recipe.task, generator("initial", seed)) for seed in seeds]
     parameters = {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
     return State(

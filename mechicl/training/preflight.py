@@ -1,0 +1,56 @@
+"""Whether a run fits on the machine, asked before anything is created."""
+
+import os
+import shutil
+from pathlib import Path
+
+from mechicl.checkpoints import Plan
+from mechicl.errors import InputError
+from mechicl.training.recipe import Recipe
+from mechicl.training.workers import block_steps
+
+_FLOAT = 4
+_BLOCKS = 2  # one in use, one being drawn
+_PROMPT_COPIES = 4  # the embedded prompts, and what forward and gradient keep of them
+
+
+def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
+    """Raise InputError if the run needs more disk, files or memory than there is.
+
+    Memory is estimated from below: blocks of normals for every seed, and a few copies of one batch.
+    """
+    place = _existing(run_dir)
+    free = shutil.disk_usage(place).free
+    if plan.nbytes > free:
+        raise InputError(
+            f"the run would take {_size(plan.nbytes)} in {run_dir}, where {_size(free)} are free; "
+            "store fewer checkpoints (checkpoints.every) or seeds, or give another directory"
+        )
+    files = os.statvfs(place).f_favail
+    if 0 < files < plan.n_files:
+        raise InputError(
+            f"the run would make {plan.n_files} files in {run_dir}, where {files} are left; "
+            "store fewer checkpoints, or give another directory"
+        )
+    step = recipe.batch_size * recipe.task.n_normals
+    needed = _FLOAT * len(recipe.seeds) * step * (_BLOCKS * block_steps(recipe) + _PROMPT_COPIES)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise InputError(
+            f"training {len(recipe.seeds)} seeds with {recipe.batch_size} prompts of "
+            f"{recipe.task.n_normals:,} numbers each takes at least {_size(needed)} of memory, and "
+            f"there are {_size(memory)}; take fewer seeds at once, or a smaller batch_size"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest directory above `path`, or itself, that is there."""
+    path = path.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def _size(nbytes: int) -> str:
+    power = min(len(str(nbytes)) // 3, 4)
+    return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
