@@ -223,7 +223,7 @@ class Run:
             return nearest
         after = bisect(known, step)
         neighbours = " and ".join(str(stored) for stored in known[max(after - 1, 0) : after + 1])
-        raise InputError(f"step {step} is not stored; nearest to it: {neighbours}")
+        raise InputError(f"step {step} is not stored; its neighbours are {neighbours}")
 
     def model(
         self, *, step: int, seed: int, method: Literal["nearest"] | None = None

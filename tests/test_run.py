@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+import yaml
 
 import mechicl
 from mechicl import analyses
-from mechicl.errors import InputError, MechiclError
+from mechicl.errors import DamagedRunError, InputError, MechiclError
 from mechicl.run import Run
 from mechicl.theory import linear_regression as theory
+from mechicl.training import load_recipe
 
 
 def at(run: Run) -> dict[str, float]:
@@ -67,10 +69,9 @@ def test_a_seed_reaches_the_manifold_and_one_does_not(trained: Run) -> None:
 def test_measured_mu_moved_by_a_tenth_is_caught(trained: Run) -> None:
     """The verdict is about what was measured: scaling W_O by 1.1 scales μ and nothing else."""
     probe = analyses.get("solution_manifold")
-    moved = trained.trajectory.load().copy()
-    moved["W_O"] = moved["W_O"] * 1.1
-    moved["W_O"].attrs = trained.trajectory["W_O"].attrs
-    before, after = probe(trained.trajectory), probe(moved)
+    trajectory = mechicl.open_run(trained.path).trajectory.load()
+    moved = trajectory.assign(W_O=(trajectory["W_O"] * 1.1).assign_attrs(trajectory["W_O"].attrs))
+    before, after = probe(trajectory), probe(moved)
     assert before["holds"].sel(seed=0)[-10:].all()
     assert not after["holds"].sel(seed=0)[-10:].any()
     np.testing.assert_allclose(after["eta"], 1.1 * before["eta"], rtol=1e-6)
@@ -89,11 +90,16 @@ def test_measured_loss_and_its_approximation(trained: Run) -> None:
     assert 0.2208 < result["approximate_loss"].sel(seed=0).item() < 0.24
 
 
-@pytest.mark.parametrize("method", [None, "nearest"])
-def test_model_is_the_stored_checkpoint(trained: Run, method: str | None) -> None:
-    step = 1000 if method is None else 1013
-    model = trained.model(step=step, seed=3, method=method)
-    stored = trained.params.sel(seed=3, step=1000)
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("asked", "method", "step"),
+    [(1000, None, 1000), (1013, "nearest", 1000), (1049, "nearest", 1050)],
+)
+def test_model_is_the_stored_checkpoint(
+    trained: Run, seed: int, asked: int, method: str | None, step: int
+) -> None:
+    model = trained.model(step=asked, seed=seed, method=method)
+    stored = trained.params.sel(seed=seed, step=step)
     for name in stored:
         ours = getattr(model.blocks[0].attn, str(name)).detach().numpy()
         np.testing.assert_array_equal(ours, stored[name].values[0])
@@ -106,17 +112,25 @@ def test_model_is_the_stored_checkpoint(trained: Run, method: str | None) -> Non
     np.testing.assert_allclose(predicted[0, 0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("asked", "nearest"), [(1013, 1000), (1049, 1050), (1000, 1000), (9999, 2000), (-5, 0)]
+)
+def test_nearest_is_on_either_side(trained: Run, asked: int, nearest: int) -> None:
+    assert trained.select([asked], method="nearest")["step"].values.tolist() == [nearest]
+
+
 def test_models_never_share_memory(trained: Run) -> None:
     first, second = (trained.model(step=2000, seed=0) for _ in range(2))
     first.blocks[0].attn.W_Q.data.zero_()
+    assert (first.blocks[0].attn.W_Q == 0).all(), "zeroing reached nothing"
     assert second.blocks[0].attn.W_Q.abs().sum() > 0
     assert trained.model(step=2000, seed=0).blocks[0].attn.W_Q.abs().sum() > 0
 
 
 def test_steps_and_seeds_that_are_not_stored(trained: Run) -> None:
-    with pytest.raises(InputError, match=r"1013 is not stored; its neighbours are 1000 and 1050"):
+    with pytest.raises(InputError, match=r"1013 is not stored; nearest to it: 1000 and 1050"):
         trained.model(step=1013, seed=0)
-    with pytest.raises(InputError, match=r"neighbours are 2000 \("):
+    with pytest.raises(InputError, match=r"2001 is not stored; nearest to it: 2000$"):
         trained.model(step=2001, seed=0)
     with pytest.raises(InputError, match=r"no seed 1; it has \[0, 3\]"):
         trained.model(step=1000, seed=1)
@@ -141,16 +155,89 @@ def test_hooks_change_a_checkpoints_output(trained: Run) -> None:
 def test_cache_is_what_run_with_cache_gives(trained: Run) -> None:
     prompts = trained.task.sample(5, seed=0)
     names = ["blocks.0.attn.hook_pattern", "blocks.0.attn.hook_z"]
-    cached = trained.cache(names, prompts=prompts, steps=[0, 2000], seeds=[3])
+    cached = trained.cache(names, prompts=prompts, steps=[0, 1000, 2000], seeds=[3, 0])
     assert cached[names[0]].dims == ("seed", "step", "batch", "head", "query_pos", "key_pos")
     assert cached[names[1]].dims == ("seed", "step", "batch", "pos", "head", "d_head")
-    assert cached["step"].values.tolist() == [0, 2000]
-    model = trained.model(step=2000, seed=3)
-    with torch.no_grad():
-        _, expected = model.run_with_cache(torch.from_numpy(prompts["inputs"].values))
-    for name in names:
-        np.testing.assert_array_equal(cached[name].sel(seed=3, step=2000), expected[name])
+    assert (cached["seed"].values.tolist(), cached["step"].values.tolist()) == (
+        [3, 0],
+        [0, 1000, 2000],
+    )
+    inputs, checked = torch.from_numpy(prompts["inputs"].values), 0
+    for seed in (0, 3):
+        for step in (0, 1000, 2000):
+            with torch.no_grad():
+                _, expected = trained.model(step=step, seed=seed).run_with_cache(inputs)
+            for name in names:
+                np.testing.assert_array_equal(
+                    cached[name].sel(seed=seed, step=step), expected[name]
+                )
+                checked += 1
+    assert checked == 12
     assert not cached[names[0]].sel(step=0).equals(cached[names[0]].sel(step=2000))
+
+
+def test_the_limit_of_the_cache_is_in_bytes(trained: Run) -> None:
+    prompts, name = trained.task.sample(5, seed=0), "blocks.0.attn.hook_pattern"
+    chosen = {"prompts": prompts, "steps": [0], "seeds": [0]}
+    size = 4 * 5 * 2 * 41 * 41
+    assert trained.cache(name, limit=size, **chosen)[name].nbytes == size
+    with pytest.raises(InputError, match="above the limit"):
+        trained.cache(name, limit=size - 1, **chosen)
+
+
+def test_the_order_of_the_prompts_dims_does_not_matter(trained: Run) -> None:
+    prompts, name = trained.task.sample(5, seed=0), "blocks.0.attn.hook_z"
+    chosen = {"steps": [2000], "seeds": [0]}
+    turned = prompts.transpose("pos", "batch", "d_model")
+    assert turned["inputs"].dims != prompts["inputs"].dims
+    xr.testing.assert_identical(
+        trained.cache(name, prompts=turned, **chosen),
+        trained.cache(name, prompts=prompts, **chosen),
+    )
+
+
+def prompts_that_are_none(kind: str, prompts: xr.Dataset) -> object:
+    return {
+        "array": prompts["inputs"].values,
+        "DataArray": prompts["inputs"],
+        "no inputs": prompts.drop_vars("inputs"),
+        "other dims": prompts.rename(pos="token"),
+        "one prompt": prompts.isel(batch=0),
+        "no prompts": prompts.isel(batch=slice(0)),
+        "other width": prompts.isel(d_model=slice(3)),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["array", "DataArray", "no inputs", "other dims", "one prompt", "no prompts", "other width"],
+)
+def test_prompts_that_are_none_are_refused(trained: Run, kind: str) -> None:
+    given = prompts_that_are_none(kind, trained.task.sample(5, seed=0))
+    with pytest.raises(InputError):
+        trained.cache("blocks.0.attn.hook_z", prompts=given, steps=[0], seeds=[0])
+
+
+def test_scores_are_those_of_the_kq_circuit(tmp_path: Path) -> None:
+    """Store, probe and hook points agree on orientation and on the scale of scores."""
+    settings = {"d": 2, "n_context": 5, "batch_size": 8, "n_steps": 20, "score_scale": 0.4}
+    run = mechicl.train(
+        "he2025-two-head-quick",
+        tmp_path / "run",
+        compile=False,
+        overrides=settings | {"seeds": [1]},
+    )
+    assert run.trajectory["score_scale"] == pytest.approx(0.4)
+    prompts = run.task.sample(4, seed=0)
+    name = "blocks.0.attn.hook_attn_scores"
+    scores = run.cache(name, prompts=prompts, steps=[20])[name]
+    scores = scores.isel(query_pos=-1, key_pos=slice(-1))
+    kq = run.analyze("circuits", steps=[20])["KQ"].isel(layer=0, drop=True)
+    keys = prompts["inputs"].isel(pos=slice(-1)).rename(pos="key_pos", d_model="d_key")
+    query = prompts["inputs"].isel(pos=-1).rename(d_model="d_query")
+    expected = xr.dot(keys, kq, query, dim=("d_key", "d_query")).transpose(*scores.dims)
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(scores, expected / 0.4, rtol=1e-2)
 
 
 def test_cache_refusals(trained: Run) -> None:
@@ -159,8 +246,6 @@ def test_cache_refusals(trained: Run) -> None:
         trained.cache("blocks.0.attn.hook_patern", prompts=prompts)
     with pytest.raises(InputError, match="do not fire"):
         trained.cache("hook_embed", prompts=prompts)
-    with pytest.raises(InputError, match="above the limit of"):
-        trained.cache("blocks.0.attn.hook_pattern", prompts=prompts, limit=1000)
 
 
 def test_analyze_refuses_before_it_reads(trained: Run) -> None:
@@ -172,13 +257,48 @@ def test_analyze_refuses_before_it_reads(trained: Run) -> None:
         trained.analyze("sign_matching", dummy_threshold=2)
 
 
-def test_selection_is_kept_and_recorded(trained: Run) -> None:
-    result = trained.analyze("sign_matching", steps=[1000, 2000], seeds=[3])
-    assert (result.sizes["seed"], result.sizes["step"]) == (1, 2)
-    assert json.loads(result.attrs["selection"]) == {"steps": [1000, 2000], "seeds": [3]}
+def test_selected_steps_and_seeds_are_those_of_the_whole(trained: Run) -> None:
     whole = trained.analyze("sign_matching")
-    chosen = whole["sign_agreement"].sel(step=[1000, 2000], seed=[3])
-    np.testing.assert_array_equal(result["sign_agreement"], chosen)
+    result = trained.analyze("sign_matching", steps=[1000, 2000], seeds=[3])
+    assert result["step"].values.tolist() == [1000, 2000]
+    assert result["seed"].values.tolist() == [3]
+    for name in ("sign_agreement", "holds", "undefined"):
+        np.testing.assert_array_equal(result[name], whole[name].sel(step=[1000, 2000], seed=[3]))
+
+
+@pytest.mark.parametrize("steps", [[2000], [0, 2000], [0], 1000])
+def test_since_is_of_the_whole_run_whichever_steps_are_chosen(
+    trained: Run, steps: int | list[int]
+) -> None:
+    whole = trained.analyze("solution_manifold")
+    assert 0 < whole["since"].sel(seed=0) < 1000
+    chosen = trained.analyze("solution_manifold", steps=steps)
+    np.testing.assert_array_equal(chosen["since"], whole["since"])
+    np.testing.assert_array_equal(chosen["holds"], whole["holds"].sel(step=np.atleast_1d(steps)))
+    one = trained.analyze("solution_manifold", steps=steps, seeds=0)
+    np.testing.assert_array_equal(one["since"], whole["since"].sel(seed=[0]))
+    counted = sum(json.loads(chosen.attrs["n_undefined"]).values())
+    assert counted == (chosen["undefined"].values != 0).sum()
+
+
+def test_steps_come_back_increasing_and_once(trained: Run) -> None:
+    for given in ([2000, 0, 1000, 0], (2000, 1000, 0), np.array([1000, 2000, 0])):
+        result = trained.analyze("circuits", steps=given, seeds=[3, 0, 3])
+        assert result["step"].values.tolist() == [0, 1000, 2000]
+        assert result["seed"].values.tolist() == [3, 0]
+    one = trained.analyze("circuits", steps=1000, seeds=np.int64(3))
+    assert (one["step"].values.tolist(), one["seed"].values.tolist()) == ([1000], [3])
+
+
+@pytest.mark.parametrize("what", ["steps", "seeds"])
+@pytest.mark.parametrize(
+    "given", [[], (), "0", [0.0], [0.5], slice(0, 2), True, [False], [None], 0.0], ids=repr
+)
+def test_what_is_no_list_of_integers_is_refused(trained: Run, what: str, given: object) -> None:
+    with pytest.raises(InputError, match=what):
+        trained.analyze("circuits", **{what: given})
+    with pytest.raises(InputError, match=what):
+        trained.select(**{what: given})
 
 
 def test_results_are_saved_by_probe_and_parameters(run_copy: Path) -> None:
@@ -197,6 +317,74 @@ def test_results_are_saved_by_probe_and_parameters(run_copy: Path) -> None:
     assert not list(run_copy.glob("analyses/.*"))
 
 
+def test_results_of_other_selections_are_other_files(run_copy: Path) -> None:
+    run = mechicl.open_run(run_copy)
+    asked = ({}, {"steps": [2000]}, {"steps": [1000]}, {"seeds": [3]}, {"tolerance": 0.5})
+    results = [run.analyze("zero_sum_ov", **each) for each in asked]
+    results.append(results[0].isel(step=slice(0, 3)))
+    paths = [run.save(result, figure=False)[0] for result in results]
+    assert len(set(paths)) == len(results) == 6
+    for path, result in zip(paths, results, strict=True):
+        xr.testing.assert_identical(xr.open_zarr(path).load(), result)
+
+
+def test_results_of_two_runs_in_one_place_are_two_files(trained: Run, tmp_path: Path) -> None:
+    other = mechicl.train(
+        "he2025-two-head-quick",
+        tmp_path / "other",
+        overrides={"n_steps": 5, "seeds": [0, 3]},
+        compile=False,
+    )
+    results = [run.analyze("zero_sum_ov") for run in (trained, other)]
+    paths = [
+        run.save(result, out=tmp_path / "results", figure=False)[0]
+        for run, result in zip((trained, other), results, strict=True)
+    ]
+    assert paths[0] != paths[1]
+    assert {path.parent for path in paths} == {tmp_path / "results" / "analyses"}
+    for path, result in zip(paths, results, strict=True):
+        xr.testing.assert_identical(xr.open_zarr(path).load(), result)
+
+
+@pytest.mark.parametrize("out", ["memory://x", "s3://bucket/run", ""])
+def test_only_local_directories_are_written(trained: Run, out: str) -> None:
+    result = trained.analyze("zero_sum_ov", steps=[2000])
+    with pytest.raises(InputError):
+        trained.save(result, out=out, figure=False)
+    with pytest.raises(InputError):
+        mechicl.train("he2025-two-head-quick", out, overrides={"n_steps": 1}, compile=False)
+
+
+def test_overrides_are_laid_over_a_recipe_too(tmp_path: Path) -> None:
+    recipe = load_recipe("he2025-two-head-quick", {"d": 2, "n_context": 3, "batch_size": 4})
+    run = mechicl.train(
+        recipe, tmp_path / "run", overrides={"n_steps": 3, "seeds": [7]}, compile=False
+    )
+    assert (run.task.d, run.recipe.n_steps, run.seeds.tolist()) == (2, 3, [7])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config["recipe"]["task"].update(noise_variance=0.2), ""),
+        (lambda config: config["recipe"]["task"].update(name="sorting"), "sorting"),
+        (lambda config: config["recipe"].update(colour="red"), "colour"),
+        (lambda config: config.pop("recipe"), "recipe"),
+        (lambda config: config.update(recipe=None), ""),
+    ],
+    ids=["edited", "unknown task", "unknown key", "no recipe", "empty recipe"],
+)
+def test_another_config_is_refused(run_copy: Path, change: object, message: str) -> None:
+    path = run_copy / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(config))
+    mechicl.open_run(run_copy)
+    change(config)  # type: ignore[operator]
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(DamagedRunError, match=rf"config\.yaml.*{message}"):
+        mechicl.open_run(run_copy)
+
+
 def test_every_probe_round_trips_through_the_store(run_copy: Path) -> None:
     run = mechicl.open_run(run_copy)
     checked = 0
@@ -208,14 +396,17 @@ def test_every_probe_round_trips_through_the_store(run_copy: Path) -> None:
     assert checked == len(analyses.names()) >= 7
 
 
-def test_a_failed_save_keeps_the_old_result(
+def test_a_save_cut_short_keeps_the_old_result(
     run_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The disk fills up in the middle: some files of the new result have been written."""
     run = mechicl.open_run(run_copy)
     result = run.analyze("zero_sum_ov")
     (path,) = run.save(result, figure=False)
+    to_zarr = xr.Dataset.to_zarr
 
-    def disk_full(*_: object, **__: object) -> None:
+    def disk_full(self: xr.Dataset, *arguments: object, **settings: object) -> None:
+        to_zarr(self * 0, *arguments, **settings)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(xr.Dataset, "to_zarr", disk_full)
@@ -223,3 +414,4 @@ def test_a_failed_save_keeps_the_old_result(
         run.save(result, figure=False)
     monkeypatch.undo()
     xr.testing.assert_identical(xr.open_zarr(path).load(), result)
+    assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left behind"

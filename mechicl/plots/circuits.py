@@ -52,8 +52,8 @@ def _draw_circuit(panels: np.ndarray, name: str, shown: xr.DataArray, last: xr.D
         matrix = shown.isel(seed=seed, head=head).values
         style.heatmap(axes, matrix if name == "KQ" else matrix.T, limit)
         value = float(last[scale].isel(seed=seed, head=head))
-        equals = f"= {value:.3g}" if np.isfinite(value) else "undefined"
-        axes.set_title(f"{name} {head}\n{symbol} {equals}", fontsize=8)
+        written = f"{value:.3g}" if np.isfinite(value) else "–"
+        axes.set_title(f"{name} {head}\n{symbol} = {written}", fontsize=8)
         if name == "KQ":
             axes.set_xlabel("query entry", fontsize=8)
             axes.set_ylabel("key entry", fontsize=8)

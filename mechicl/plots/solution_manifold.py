@@ -84,7 +84,7 @@ def _plane(axes: Axes, result: xr.Dataset) -> None:
         style.undefined(axes)
     for name in sorted(ends, reverse=True):
         axes.plot([], [], color=style.GUIDE, label=name, **ends[name])
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, 1.08 * np.nanmax(gamma.values) if curve.size else 1.0)
     axes.set_ylim(0, top)
     axes.grid(visible=True, color="0.9", lw=0.6)
     axes.set_xlabel("KQ scale γ̂ = Σ|μ||ω| / Σ|μ|")
