@@ -214,7 +214,7 @@ def prompts_that_are_none(kind: str, prompts: xr.Dataset) -> object:
 )
 def test_prompts_that_are_none_are_refused(trained: Run, kind: str) -> None:
     given = prompts_that_are_none(kind, trained.task.sample(5, seed=0))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"prompts are a Dataset|reads continuous inputs"):
         trained.cache("blocks.0.attn.hook_z", prompts=given, steps=[0], seeds=[0])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -17,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 import mechicl
 from mechicl import analyses
-from mechicl.cli import app
+from mechicl.cli import app, report, settings
 from mechicl.run import Run
+from tests import trajectories
 
 QUICK = "he2025-two-head-quick"
 TINY = ["--set", "d=2", "--set", "n_context=5", "--set", "batch_size=16", "--no-compile"]
@@ -26,6 +28,22 @@ TINY = ["--set", "d=2", "--set", "n_context=5", "--set", "batch_size=16", "--no-
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def shell(*arguments: object, **options: object) -> subprocess.CompletedProcess:
+    """Run mechicl in a process of its own, where the streams are real ones."""
+    command = [sys.executable, "-m", "mechicl", *map(str, arguments)]
+    given = {"capture_output": True, "text": True, "timeout": 120} | options
+    return subprocess.run(command, check=False, **given)
+
+
+def row(text: str, *cells: str) -> list[str]:
+    """The cells of the one line of a table that begins with `cells`, without these."""
+    split = [
+        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()
+    ]
+    (found,) = [line for line in split if line[: len(cells)] == list(cells)]
+    return found[len(cells) :]
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int]]:
@@ -46,10 +64,82 @@ def test_analyze_one_probe(run_copy: Path) -> None:
 def test_analyze_every_probe(run_copy: Path) -> None:
     done = call("analyze", run_copy, "--no-plot", "--set", "approximate_loss.n_prompts=200")
     assert done.exit_code == 0, done.stderr
+    counted = 0
     for name in analyses.names():
         assert name in done.stdout
-        assert list(run_copy.glob(f"analyses/{name}-*.zarr"))
+        assert len(list(run_copy.glob(f"analyses/{name}-*.zarr"))) == 1
+        counted += 1
+    assert counted >= 7
     assert not (run_copy / "figures").exists()
+
+
+def test_tables_show_each_seed_at_the_last_step(run_copy: Path) -> None:
+    done = call("analyze", run_copy, "--probe", "solution_manifold", "--no-plot")
+    result = mechicl.open_run(run_copy).analyze("solution_manifold")
+    since = f"since {result['since'].values[0]:,.0f}"
+    assert row(done.stdout, "solution_manifold", since) == ["no"]
+    assert row(done.stdout, "eta") == [f"{value:.3g}" for value in result["eta"].values[:, -1]]
+
+
+@pytest.fixture(scope="module")
+def nine_seeds() -> xr.Dataset:
+    """Five seeds match signs from step 0, 10, 20, 30, 30; three never do; one has no live head."""
+    steps, starts = np.arange(4), [0, 1, 2, 3, 3, 9, 9, 9]
+    good = np.array([[step >= start for step in steps] for start in starts])
+    omega = np.full((9, 4, 2), 0.2) * [1, -1]
+    mu = np.full((9, 4, 2), 2.0) * [1, -1]
+    mu[:8] *= np.where(good, 1, -1)[..., None]
+    omega[8] = mu[8] = 0.0
+    return trajectories.from_scales(omega, mu)
+
+
+def tables(capsys: pytest.CaptureFixture, trajectory: xr.Dataset, *names: str) -> str:
+    results = {name: analyses.get(name)(trajectory) for name in names}
+    report.print_tables(results, {name: [] for name in names}, {})
+    return capsys.readouterr().out
+
+
+def test_many_seeds_are_counted(nine_seeds: xr.Dataset, capsys: pytest.CaptureFixture) -> None:
+    out = tables(capsys, nine_seeds, "sign_matching")
+    assert row(out, "sign_matching", "5") == ["3", "1", "20"]
+
+
+def test_over_many_seeds_variables_by_head_are_left_out(
+    nine_seeds: xr.Dataset, capsys: pytest.CaptureFixture
+) -> None:
+    """No median sums heads up; each that is left tells how many seeds have a value."""
+    names = [name for name in analyses.names() if not analyses.get(name).forward]
+    many, few = (
+        tables(capsys, trajectory, *names)
+        for trajectory in (nine_seeds, nine_seeds.isel(seed=slice(4, 9)))
+    )
+    left_out = kept = 0
+    for name in names:
+        result = analyses.get(name)(nine_seeds)
+        for variable in analyses.get(name).headline:
+            assert re.search(rf"\b{variable}\b", few.split("key figures")[1])
+            if "head" in result[variable].dims:
+                assert not re.search(rf"\b{variable}\b", many.split("key figures")[1])
+                left_out += 1
+            else:
+                defined = int(np.isfinite(result[variable].values[:, -1]).sum())
+                lines = many.split("key figures")[1].splitlines()
+                (line,) = [line for line in lines if variable in line.split()]
+                assert f"{defined} of 9" in line
+                kept += 1
+    assert (left_out >= 1, kept >= 1) == (True, True)
+
+
+def test_what_is_undefined_says_why_and_never_nan(
+    nine_seeds: xr.Dataset, capsys: pytest.CaptureFixture
+) -> None:
+    few = nine_seeds.isel(seed=[0, 8])
+    few = trajectories.poison(few, seed=0, from_index=2)
+    for name in ("sign_matching", "solution_manifold"):
+        figures = tables(capsys, few, name).split("key figures")[1]
+        assert "undefined: nonfinite parameters" in figures
+        assert re.search(r"undefined: (?!nonfinite)\w+", figures)
+        assert "nan" not in figures.lower()
 
 
 def test_json_is_one_document_and_nothing_else(run_copy: Path) -> None:
@@ -105,6 +195,35 @@ def test_settings_reach_the_probe(run_copy: Path) -> None:
     assert probe["variables"]["holds"]["values"] == [[0.0], [0.0]]
 
 
+def test_settings_go_to_the_probe_that_they_name(run_copy: Path) -> None:
+    done = call(
+        "analyze", run_copy, "--probe", "sign_matching", "--probe", "zero_sum_ov", "--json",
+        "--no-plot", "--set", "zero-sum-ov.tolerance=0.5",
+        "--set", "sign-matching.dummy-threshold=0.3",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    probes = json.loads(done.stdout)["probes"]
+    assert probes["zero_sum_ov"]["parameters"] == {"tolerance": 0.5}
+    assert probes["sign_matching"]["parameters"] == {"dummy_threshold": 0.3}
+
+
+def test_by_probe_keeps_probes_apart() -> None:
+    given = {"a.x": 1, "b.x": 2, "b.some-key": 3}
+    expected = {"a": {"x": 1}, "b": {"x": 2, "some_key": 3}, "c": {}}
+    assert settings.by_probe(given, ["a", "b", "c"]) == expected
+    assert settings.by_probe({"x": 1}, ["b"]) == {"b": {"x": 1}}
+
+
+def test_values_are_read_as_yaml_and_numbers() -> None:
+    read = settings.parse(
+        ["a=1e-3", "b=7", "c=[1, 2]", "d=null", "e=adamw", "f=x=y", "g=true", "h=-2E4"]
+    )
+    assert read == {
+        "a": 0.001, "b": 7, "c": [1, 2], "d": None, "e": "adamw", "f": "x=y", "g": True, "h": -2e4
+    }  # fmt: skip
+    assert isinstance(read["b"], int)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -118,44 +237,84 @@ def test_settings_reach_the_probe(run_copy: Path) -> None:
         (["--probe", "zero_sum_ov", "--set", "tolerance=1", "--set", "tolerance=2"], "twice"),
         (["--set", "tolerance=1"], "say whose setting it is"),
         (["--probe", "circuits", "--set", "zero_sum_ov.tolerance=1"], "among those that run"),
-        (["--probe", "circuits", "--step", "3333"], "neighbours are"),
+        (["--probe", "zero_sum_ov", "--set", "tolerance=true"], "tolerance: .*True"),
+        (
+            [
+                "--probe", "sign_matching", "--set", "dummy_threshold=0.1",
+                "--set", "sign_matching.dummy-threshold=0.2",
+            ],
+            "gives sign_matching.dummy_threshold twice",
+        ),
+        (["--probe", "circuits", "--step", "3333"], "3333 is not stored"),
+        (["--probe", "circuits", "--out", ""], "empty"),
+        (["--probe", "circuits", "--out", "memory://x"], "only local directories"),
         (["--probe", "circuits", "--seed", "1"], r"it has \[0, 3\]"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_cost_nothing(run_copy: Path, arguments: list[str], message: str) -> None:
     before = snapshot(run_copy)
     done = call("analyze", run_copy, *arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert pytest.importorskip("re").search(message, done.stderr), done.stderr
+    assert re.search(message, done.stderr), done.stderr
     assert snapshot(run_copy) == before
 
 
 def test_mistakes_are_told_before_the_run_is_opened(tmp_path: Path) -> None:
     done = call("analyze", tmp_path / "absent", "--probe", "sign_machting")
+    assert done.exit_code == 2
     assert "did you mean 'sign_matching'" in done.stderr
 
 
-def test_what_is_not_a_run(trained: Run, tmp_path: Path) -> None:
-    parent = Path(trained.path).parent
+@pytest.mark.parametrize("command", ["analyze", "info"])
+def test_an_empty_path_is_refused(command: str) -> None:
+    done = call(command, "")
+    assert done.exit_code == 2
+    assert "empty" in done.stderr
+
+
+def test_results_are_not_computed_for_a_place_that_cannot_be(
+    run_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "file.txt"
-    file.write_text("words")
+    file.write_text("mine")
+
+    def computed(*_: object, **__: object) -> None:
+        raise AssertionError("computed first")
+
+    monkeypatch.setattr(Run, "analyze", computed)
+    done = call("analyze", run_copy, "--probe", "circuits", "--out", file)
+    assert done.exit_code == 2, done.exception
+    assert f"{file} is not a directory" in done.stderr
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["analyze", "info"])
+@pytest.mark.parametrize(
+    ("case", "code", "message"),
+    [
+        ("absent", 2, "there is no {path}"),
+        ("runs", 2, "{path} is a folder of runs; give one of them: {path}/trained"),
+        ("file.txt", 2, "{path} is a file; give the directory of a run"),
+        ("empty", 3, "{path} is empty; train a run into it first"),
+        ("other", 2, "{path} is not a run"),
+        ("runs/trained/trajectory.zarr", 2, "give the run itself: {run}"),
+    ],
+)
+def test_what_is_not_a_run(
+    trained: Run, tmp_path: Path, command: str, case: str, code: int, message: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "trained").symlink_to(trained.path)
+    (tmp_path / "file.txt").write_text("words")
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thing").write_text("words")
-    cases = {
-        tmp_path / "absent": "absent",
-        parent: "folder of runs",
-        file: "file",
-        tmp_path / "empty": "empty",
-        tmp_path / "other": "not a run",
-        Path(trained.path) / "trajectory.zarr": "trajectory.zarr",
-    }
-    for path, message in cases.items():
-        for command in (["analyze", path], ["info", path]):
-            done = call(*command)
-            assert done.exit_code in (2, 3), (path, done.stderr)
-            assert message in done.stderr, (path, done.stderr)
+    done = call(command, tmp_path / case)
+    assert done.exit_code == code, done.stderr
+    expected = message.format(path=tmp_path / case, run=tmp_path / "runs" / "trained")
+    assert expected in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_probe_that_does_not_apply(tmp_path: Path) -> None:
@@ -224,27 +383,72 @@ def test_results_go_to_out_where_the_run_cannot_be_written(run_copy: Path, tmp_p
 
 def test_train_and_its_refusals(tmp_path: Path) -> None:
     run = tmp_path / "a run"
-    settings = [*TINY, "--steps", 20, "--seeds", 2]
-    done = call("train", QUICK, "--out", run, *settings)
+    given = [*TINY, "--steps", 20, "--seeds", 2]
+    done = call("train", QUICK, "--out", run, *given)
     assert done.exit_code == 0, done.stderr
     assert "next: mechicl analyze" in done.stdout
     opened = mechicl.open_run(run)
     assert opened.seeds.tolist() == [0, 1]
     assert opened.steps[-1] == 20
-    before = snapshot(run)
+    before, refused = snapshot(run), 0
     for arguments, message in (
-        (settings, "--overwrite"),
-        ([*settings, "--resume", "--overwrite"], "exclude each other"),
-        ([*settings, "--set", "n_steps=3"], "given twice"),
+        (given, "--overwrite"),
+        ([*given, "--resume", "--overwrite"], "exclude each other"),
+        ([*given, "--set", "n_steps=3"], "given twice"),
+        ([*given, "--set", "task.d=3"], "set twice"),
+        ([*given, "--set", "n_heads=true"], "model.n_heads: "),
         ([*TINY, "--steps", 30, "--seeds", 2, "--resume"], "n_steps: 20 -> 30"),
     ):
         done = call("train", QUICK, "--out", run, *arguments)
         assert done.exit_code == 2, arguments
         assert message in done.stderr
         assert snapshot(run) == before
-    assert call("train", QUICK, "--out", run, *settings, "--resume").exit_code == 0
-    assert call("train", QUICK, "--out", run, *settings, "--overwrite").exit_code == 0
-    assert mechicl.open_run(run).params.equals(opened.params)
+        refused += 1
+    assert refused == 6
+    assert call("train", QUICK, "--out", run, *given, "--resume").exit_code == 0
+    assert snapshot(run) == before
+    other = [*TINY, "--steps", 10, "--seeds", 1]
+    assert call("train", QUICK, "--out", run, *other, "--overwrite").exit_code == 0
+    replaced = mechicl.open_run(run)
+    assert (replaced.seeds.tolist(), replaced.steps[-1]) == ([0], 10)
+
+
+@pytest.mark.parametrize(
+    ("out", "settings", "message"),
+    [
+        ("run", ["--device", "gpu"], "auto, cpu, cuda; given 'gpu'"),
+        ("s3://bucket/run", [], "only local directories are written"),
+        ("memory://run", [], "only local directories are written"),
+        ("", [], "empty"),
+        ("run", ["--set", "model.n_heads=1000000000000"], ""),
+        ("run", ["--set", "score_scale=1", "--set", "model.score-scale=1"], "set twice"),
+        ("run", ["--steps", "1000000000000"], ""),
+    ],
+)
+def test_what_cannot_be_trained_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, settings: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("train", QUICK, "--out", out, *TINY, *settings)
+    assert done.exit_code == 2, done.exception
+    assert done.stderr.startswith("mechicl: ")
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_width_beyond_the_disk_is_refused(tmp_path: Path) -> None:
+    done = call("train", QUICK, "--out", tmp_path / "run", "--no-compile", "--set", "d=1000000")
+    assert done.exit_code == 2, done.exception
+    assert not (tmp_path / "run").exists()
+
+
+def test_progress_goes_to_standard_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mechicl.cli.progress._LINE_SECONDS", 0.0)
+    done = call("train", QUICK, "--out", tmp_path / "run", *TINY, "--steps", 20, "--seeds", 2)
+    assert done.exit_code == 0, done.exception
+    assert "step 20 of 20, loss " in done.stderr
+    assert "seed-steps/s" in done.stderr
+    assert "step 20 of" not in done.stdout
 
 
 def test_divergence_exits_with_1(tmp_path: Path) -> None:
@@ -253,51 +457,119 @@ def test_divergence_exits_with_1(tmp_path: Path) -> None:
         "--set", "optimizer.name=sgd", "--set", "learning_rate=1e3",
     )  # fmt: skip
     assert done.exit_code == 1
-    assert "diverged at step" in done.stdout
+    assert re.findall(r"seed (\d) diverged at step", done.stdout) == ["0", "1"]
     done = call("analyze", tmp_path / "run", "--set", "approximate_loss.n_prompts=100")
     assert done.exit_code == 0, done.stderr
+    assert not re.search(r"\bnan\b", done.stdout, re.IGNORECASE)
     assert "undefined: nonfinite parameters" in " ".join(done.stdout.split())
 
 
 def test_lists(trained: Run) -> None:
     assert QUICK in call("recipes").stdout
     assert "noise_variance: 0.1" in call("recipes", QUICK).stdout
-    listed = call("probes").stdout
-    assert all(name in listed for name in analyses.names())
+    listed, checked = call("probes").stdout, 0
     for name in analyses.names():
+        assert name in listed
         shown = call("probes", name)
         assert shown.exit_code == 0
-        assert all(key in shown.stdout for key in analyses.get(name).parameters.model_fields)
+        parameters = " ".join(shown.stdout.split()).split("parameters (--set")[1]
+        for key, value in analyses.get(name).resolve({}).items():
+            assert f"{key} " in parameters, (name, key)
+            assert f" {value} " in parameters, (name, key)
+            checked += 1
+    assert checked >= 5
     assert call("probes", "circuit").exit_code == 2
     told = call("info", trained.path)
     assert told.exit_code == 0
     assert "of 57, complete" in told.stdout
 
 
-def test_usage_errors_exit_with_2() -> None:
-    for arguments in (["analyze"], ["analyse", "x"], ["train", QUICK, "--steps", "0"]):
-        assert call(*arguments).exit_code == 2
+def test_info_tells_the_loss_of_the_last_hundred_steps(trained: Run) -> None:
+    loss = mechicl.open_run(trained.path).metrics["loss"].values[:, -100:].mean(1)
+    assert f"0: {loss[0]:.4f}, 3: {loss[1]:.4f}" in call("info", trained.path).stdout
+
+
+def test_info_tells_which_probes_apply(tmp_path: Path) -> None:
+    run, slanted = tmp_path / "run", ["--set", "covariance=[[1, 0.5], [0.5, 1]]"]
+    call("train", QUICK, "--out", run, *TINY, *slanted, "--steps", 5, "--seeds", 1)
+    told = call("info", run).stdout
+    assert row(told, "circuits") == ["yes"]
+    assert row(told, "solution_manifold")[0].startswith("no: its closed forms assume isotropic")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["analyze"], ["analyse", "x"], ["train", QUICK, "--steps", "0"]]
+)
+def test_usage_errors_exit_with_2(arguments: list[str]) -> None:
+    assert call(*arguments).exit_code == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_commit_and_exit(tmp_path: Path, number: int, code: int) -> None:
+def test_signals_commit_say_so_and_exit(tmp_path: Path, number: int, code: int) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "mechicl", "train", QUICK, "--out", str(run), *TINY,
-         "--steps", "1000000", "--seeds", "1"],
+         "--steps", "100000", "--seeds", "1"],
         stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not (run / "trajectory.zarr" / "n_saved").exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr
-        time.sleep(0.05)
-    time.sleep(2)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 60
+        while not (run / "trajectory.zarr" / "n_saved").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == code, errors
-    opened = mechicl.open_run(run)
-    assert 0 < opened.trajectory.attrs["n_saved"] < opened.trajectory.attrs["n_planned"]
+    attrs = mechicl.open_run(run).trajectory.attrs
+    assert 0 < attrs["n_saved"] < attrs["n_planned"]
+    assert f"{attrs['n_saved']} of {attrs['n_planned']} checkpoints are in {run}" in errors
+    assert "--resume goes on" in errors
+    assert "Traceback" not in errors
+
+
+def closed_pipe() -> int:
+    """A descriptor to write to that nobody reads, as `| head -1` leaves it."""
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+@pytest.mark.parametrize("arguments", [["probes", "circuits"], ["recipes"], ["analyze"]])
+def test_output_that_nobody_reads_is_no_fault(run_copy: Path, arguments: list[str]) -> None:
+    if arguments == ["analyze"]:
+        arguments = ["analyze", str(run_copy), "--probe", "circuits", "--no-plot"]
+    pipe = closed_pipe()
+    try:
+        done = shell(*arguments, capture_output=False, stdout=pipe, stderr=subprocess.PIPE)
+    finally:
+        os.close(pipe)
+    assert done.stderr == ""
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert len(list(run_copy.glob("analyses/circuits-*.zarr"))) == (arguments[0] == "analyze")
+
+
+@pytest.mark.parametrize("command", ["probes circuits", "analyze {run} --probe circuits --no-plot"])
+def test_a_closed_standard_output_is_no_fault(run_copy: Path, command: str) -> None:
+    closed = f"{sys.executable} -m mechicl {command.format(run=run_copy)} >&-"
+    done = subprocess.run(
+        closed, shell=True, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_greek_gets_replacements() -> None:
+    plain = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = shell("probes", "circuits", env=os.environ | plain)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "?" in done.stdout
+    assert "KQ" in done.stdout
 
 
 def test_out_is_chosen_by_the_recipes_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
