@@ -315,3 +315,13 @@ def test_no_figure_touches_pyplot_or_any_layer_but_schema():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     layers = set(ast.literal_eval(done.stdout))
     assert {"plots", "schema"} <= layers <= {"errors", "plots", "schema", "version"}
+
+
+def test_a_long_statement_is_broken_before_the_legend():
+    result = result_of("homogeneous_kq")
+    result.attrs["statement"] = "the live heads have one scale " * 5
+    figure = plots.draw(result)
+    figure.draw_without_rendering()
+    title, legend = figure._suptitle, figure.legends[0]
+    assert "\n" in title.get_text()
+    assert not title.get_window_extent().overlaps(legend.get_window_extent())
