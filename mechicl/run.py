@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 
-_PREDICT_PROMPTS = 1024  # prompts evaluated at once, so that intermediates stay in the cache
 _CACHE_LIMIT = 2**30  # bytes of activations that `Run.cache` returns without being asked twice
 
 
@@ -353,20 +352,9 @@ class Run:
         return sample["inputs"].values, sample["targets"].values
 
     def _predict(self, parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
-        """Evaluate one model after another, some prompts at a time; (*models, batch), float32."""
-        import torch
+        from mechicl.models.evaluate import evaluate
 
-        stacked = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
-        first, declared = next(iter(self.recipe.model.parameters(self.task).items()))
-        leading = stacked[first].shape[: 2 - len(declared.dims)]  # seed and step are not inner
-        predictions = np.empty((*leading, len(inputs)), np.float32)
-        prompts = torch.from_numpy(np.asarray(inputs, np.float32)).split(_PREDICT_PROMPTS)
-        with torch.no_grad():
-            for index in np.ndindex(leading):
-                weights = {name: torch.from_numpy(value[index]) for name, value in stacked.items()}
-                parts = [self.recipe.model.predict(weights, part) for part in prompts]
-                predictions[index] = torch.cat(parts).numpy()
-        return predictions
+        return evaluate(self.recipe.model, self.task, parameters, inputs)
 
     def objection(self, name: str) -> str | None:
         """Return why the probe `name` does not apply to this run, or None if it does."""

@@ -24,7 +24,6 @@ from mechicl.schema import Var
 from mechicl.theory import linear_regression
 
 _MODEL = ("seed", "step")
-_PROMPTS_AT_ONCE = 2048
 
 
 @probe(
@@ -139,23 +138,13 @@ def _measured(
     for index in range(chosen.sizes["step"]):
         one = chosen[names].isel(step=index).transpose("seed", ...)
         parameters = {str(name): one[name].values for name in names}
-        moments.append(_moments(_predict(forward, parameters, inputs), targets))
+        predictions = forward.predict(parameters, inputs).astype(float)
+        moments.append(_moments(predictions, targets))
     loss, error = np.moveaxis(np.array(moments), 0, -1)
     like = broken.transpose(*_MODEL)
     measured = like.copy(data=loss).where(~broken)
     defined = finite(measured)
     return measured.where(defined), like.copy(data=error).where(defined)
-
-
-def _predict(
-    forward: Forward, parameters: Mapping[str, np.ndarray], inputs: np.ndarray
-) -> Float[np.ndarray, "seed batch"]:
-    """Return predictions, a part of the prompts at a time so that memory stays bounded."""
-    parts = [
-        forward.predict(parameters, inputs[start : start + _PROMPTS_AT_ONCE])
-        for start in range(0, len(inputs), _PROMPTS_AT_ONCE)
-    ]
-    return np.concatenate(parts, axis=-1).astype(float)
 
 
 def _moments(

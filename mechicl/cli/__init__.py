@@ -37,7 +37,7 @@ class _Shell(typer.core.TyperGroup):
             code = 128 + signal.SIGINT
         except BrokenPipeError:
             # Whoever read the output has enough; nothing more can be said to them.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = 128 + signal.SIGPIPE
         except OSError as error:
             _say(

@@ -3,8 +3,8 @@
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter, read_config
 from mechicl.errors import DamagedRunError, InputError
+from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.training.compilation import compiled_step
 from mechicl.training.preflight import check_room
 from mechicl.training.recipe import Recipe, stored_recipe
@@ -100,7 +101,7 @@ def train(
         if len(stops) == 0:
             notify(f"{run_dir} is complete: {writer.n_saved} checkpoints")
             return
-        stack.enter_context(_one_thread_an_operation())
+        stack.enter_context(one_thread_an_operation())
         step, compiled = _step(recipe, groups, device, compile, notify)
         if writer.n_saved and bool(writer.resume_state["compiled"]) != compiled:
             notify("the run began with another kind of step (compiled or not): bits will differ")
@@ -199,17 +200,6 @@ def _check_resumable(
     if changed:
         notify(f"resuming with {', '.join(changed)}: bits will differ from a run never stopped")
     return config["groups"]
-
-
-@contextmanager
-def _one_thread_an_operation() -> Iterator[None]:
-    """Give each worker one thread: OpenMP across a step this small loses to a busy neighbour."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _step(
