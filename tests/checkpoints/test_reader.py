@@ -2,13 +2,21 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 
-from mechicl.checkpoints import TrajectoryWriter, load, read_config, read_trajectory, require_run
+from mechicl.checkpoints import (
+    TrajectoryWriter,
+    load,
+    read_config,
+    read_trajectory,
+    reader,
+    require_run,
+)
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
 from tests.checkpoints.common import (
@@ -53,6 +61,12 @@ def test_parameters_are_read_when_they_are_used(run):
     np.testing.assert_array_equal(dataset["b_Q"].isel(step=2), [2.0, np.float32(2 + 1 / 7)])
     with pytest.raises(ValueError, match="checksum"):
         dataset["W_Q"].load()
+
+
+def test_a_divergence_at_the_last_checkpoint_lies_ahead_of_it(monkeypatch):
+    monkeypatch.setattr(reader, "read_array", lambda *_: np.array([9.0, 10.0, 11.0, np.nan]))
+    found = reader.read_diverged(Path("run"), None, 10)
+    np.testing.assert_array_equal(found, [9, np.nan, np.nan, np.nan])
 
 
 def test_config_is_read(run):
@@ -232,8 +246,9 @@ def test_an_undamaged_run_loads(run):
 
 
 def test_a_reader_beside_a_writer_sees_whole_prefixes_alone(tmp_path):
-    plan, run = make_plan(range(120)), tmp_path / "run"
-    seen, errors = set(), []
+    n_steps = 40
+    plan, run = make_plan(range(n_steps)), tmp_path / "run"
+    seen, errors, done = set(), [], threading.Event()
 
     def look():
         try:
@@ -250,35 +265,44 @@ def test_a_reader_beside_a_writer_sees_whole_prefixes_alone(tmp_path):
         except BaseException as error:  # handed to the main thread
             errors.append(error)
 
-    done = threading.Event()
-    reader = threading.Thread(target=loop)
-    with TrajectoryWriter.create(run, plan, {}, commit_seconds=0) as writer:
-        reader.start()
-        for index in range(120):
-            writer.add(make_checkpoint(plan, index))
-    done.set()
-    reader.join()
+    beside = threading.Thread(target=loop, daemon=True)
+    try:
+        with TrajectoryWriter.create(run, plan, {}, commit_seconds=0) as writer:
+            beside.start()
+            for index in range(n_steps):
+                writer.add(make_checkpoint(plan, index))
+                deadline = time.monotonic() + 10
+                while index % 8 == 7 and max(seen, default=0) <= index - 7 and not errors:
+                    assert time.monotonic() < deadline, "the reader reads nothing"
+                    time.sleep(0.001)
+    finally:
+        done.set()
+        beside.join(timeout=60)
     look()
     assert errors == []
-    assert len(seen) > 5
+    assert len(seen) >= 5
+    assert max(seen) == n_steps
 
 
 def test_a_reader_beside_a_writing_process(tmp_path):
-    run, plan = tmp_path / "run", make_plan(range(151))
-    command = [sys.executable, "-m", "tests.checkpoints.common", str(run), "150"]
-    seen = set()
+    run, plan = tmp_path / "run", make_plan(range(4001))
+    command = [sys.executable, "-m", "tests.checkpoints.common", str(run), "4000"]
+    seen, deadline = set(), time.monotonic() + 60
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        while process.poll() is None:
-            try:
-                dataset = load(read_trajectory(run), where=run)
-            except NothingToAnalyseError:
-                continue
-            assert_prefix(dataset, plan, dataset.attrs["n_saved"])
-            seen.add(dataset.attrs["n_saved"])
-    assert process.returncode == 0
-    assert len(seen) > 3
-    assert_prefix(read(run), plan, 151)
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            while len(seen) < 5:
+                assert process.poll() is None, "it ended before it could be read five times"
+                assert time.monotonic() < deadline
+                try:
+                    dataset = load(read_trajectory(run), where=run)
+                except NothingToAnalyseError:
+                    continue
+                assert_prefix(dataset, plan, dataset.attrs["n_saved"])
+                seen.add(dataset.attrs["n_saved"])
+        finally:
+            process.kill()
+    assert max(seen) < 4001
 
 
 def test_reading_takes_no_lock(run):

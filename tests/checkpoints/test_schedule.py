@@ -35,6 +35,14 @@ def test_log_points_stop_where_they_are_sparser_than_every():
     assert max(more) < 60
 
 
+def test_the_dense_start_ends_where_it_is_as_wide_as_every():
+    """32 to 42 is a gap of 10 steps: not closer together than every 10."""
+    steps = Schedule(every=10, per_decade=8).steps(100).tolist()
+    assert 32 in steps
+    assert 42 not in steps
+    assert 42 in Schedule(every=11, per_decade=8).steps(100)
+
+
 @given(
     st.integers(0, 5000),
     st.none() | st.integers(1, 700),
