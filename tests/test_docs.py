@@ -24,7 +24,14 @@ def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 1
+
+
+@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(
     script: Path, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -81,6 +88,12 @@ def test_the_changelog_and_the_readme_keep_up() -> None:
     known = (*analyses.names(), *recipe_names())
     assert [name for name in known if f"`{name}`" not in changelog] == []
     assert mechicl.__version__ in changelog
-    for page in ("README.md", "CONTRIBUTING.md"):
-        for link in re.findall(r"\]\(([^)h][^)]*)\)", (ROOT / page).read_text()):
-            assert (ROOT / link).exists(), link
+
+
+def test_links_lead_somewhere() -> None:
+    pages, counted = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], 0
+    for page in pages:
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+            counted += 1
+    assert counted >= 4

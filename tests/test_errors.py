@@ -79,7 +79,7 @@ def test_invalid_lists_every_fault_in_plain_words():
     faults = text.removeprefix("recipe x: ").split("; ")
     for part in (
         "rate: is required",
-        "steps: Input should be greater than or equal to 1 (given: 0)",
+        "steps: must be greater than or equal to 1 (given: 0)",
         "name: too long (given: 'abcd')",
         "there is no setting 'step'",
         "did you mean 'steps'? Known: name, rate, steps",
