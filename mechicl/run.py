@@ -221,8 +221,9 @@ class Run:
         if known[nearest] == step or method == "nearest":
             return nearest
         after = bisect(known, step)
-        neighbours = " and ".join(str(stored) for stored in known[max(after - 1, 0) : after + 1])
-        raise InputError(f"step {step} is not stored; its neighbours are {neighbours}")
+        near = [str(stored) for stored in known[max(after - 1, 0) : after + 1]]
+        said = f"neighbours are {' and '.join(near)}" if near[1:] else f"neighbour is {near[0]}"
+        raise InputError(f"step {step} is not stored; its {said}")
 
     def model(
         self, *, step: int, seed: int, method: Literal["nearest"] | None = None
@@ -344,8 +345,14 @@ class Run:
     def forward(self) -> analyses.Forward:
         """Return what forward probes ask of a run: predictions, prompts and references."""
         return analyses.Forward(
-            predict=self._predict, prompts=self._prompts, references=self.task.references
+            predict=self._predict,
+            prompts=self._prompts,
+            references=self.task.references,
+            load=self._load,
         )
+
+    def _load(self, part: xr.Dataset) -> xr.Dataset:
+        return load(part.copy(), where=self.path)
 
     def _prompts(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         sample = self.task.sample(n, seed=seed)
@@ -392,10 +399,11 @@ class Run:
         # A verdict is about all of training, whichever steps are looked at.
         trajectory = chosen if probe.statement is None else self.select(None, seeds)
         wanted = [variable for variable in probe.needs if variable in trajectory.variables]
-        result = probe(
-            load(trajectory[wanted], where=self.path),
-            self.forward() if probe.forward else None,
-            **parameters,
+        result = probe.run(
+            trajectory[wanted],
+            parameters,
+            forward=self.forward() if probe.forward else None,
+            load=self._load,
         )
         if probe.statement is not None and steps is not None:
             result = probe.narrow(result, chosen["step"].values.tolist())

@@ -128,9 +128,9 @@ def test_models_never_share_memory(trained: Run) -> None:
 
 
 def test_steps_and_seeds_that_are_not_stored(trained: Run) -> None:
-    with pytest.raises(InputError, match=r"1013 is not stored; nearest to it: 1000 and 1050"):
+    with pytest.raises(InputError, match=r"1013 is not stored; its neighbours are 1000 and 1050"):
         trained.model(step=1013, seed=0)
-    with pytest.raises(InputError, match=r"2001 is not stored; nearest to it: 2000$"):
+    with pytest.raises(InputError, match=r"2001 is not stored; its neighbour is 2000$"):
         trained.model(step=2001, seed=0)
     with pytest.raises(InputError, match=r"no seed 1; it has \[0, 3\]"):
         trained.model(step=1000, seed=1)

@@ -90,7 +90,7 @@ def approximate_loss(
     he2025, (2.5), (4.1) and Proposition 4.1.
     """
     setting = constants(trajectory)
-    chosen = trajectory.isel(step=spread_steps(trajectory["step"].values, n_steps))
+    chosen = forward.load(trajectory.isel(step=spread_steps(trajectory["step"].values, n_steps)))
     omega, mu = head_scales(chosen)
     broken = nonfinite(chosen)
     inputs, targets = forward.prompts(n_prompts, evaluation_seed)

@@ -31,6 +31,8 @@ BUILTIN = (
     "solution_manifold",
     "zero_sum_ov",
 )
+_PART_BYTES = 2**26  # of parameters read at once, where a probe goes step by step
+
 _REGISTRY: "Registry[Probe]" = Registry(
     "probe", {name: f"mechicl.analyses.{name}" for name in BUILTIN}
 )
@@ -52,11 +54,14 @@ class Forward:
     references
         `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts,
         each `(batch,)`, under names without blanks.
+    load
+        Reads the part of the trajectory that the probe chose into memory.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
     prompts: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
     references: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+    load: Callable[[xr.Dataset], xr.Dataset] = xr.Dataset.compute
 
 
 def applies_always(trajectory: xr.Dataset) -> str | None:
@@ -90,7 +95,10 @@ class Probe:
     references
         Where the definitions come from: paper, equation.
     forward
-        Whether the probe evaluates the model (see `Forward`).
+        Whether the probe evaluates the model (see `Forward`); it then reads what it needs itself.
+    by_step
+        Whether a result at a step depends on that step alone: then a long trajectory is read and
+        computed in parts, and memory is bounded by the result.
     """
 
     name: str
@@ -103,6 +111,7 @@ class Probe:
     applies: Callable[[xr.Dataset], str | None]
     references: tuple[str, ...]
     forward: bool
+    by_step: bool
 
     @property
     def summary(self) -> str:
@@ -163,18 +172,32 @@ class Probe:
         Raises InputError for wrong settings, SchemaError for data that do not fit the declarations,
         and NothingToAnalyseError, with the reason, for a run that the probe does not apply to.
         """
+        return self.run(trajectory, settings, forward=forward)
+
+    def run(
+        self,
+        trajectory: xr.Dataset,
+        settings: Mapping[str, object],
+        *,
+        forward: Forward | None = None,
+        load: Callable[[xr.Dataset], xr.Dataset] = xr.Dataset.compute,
+    ) -> xr.Dataset:
+        """Do what a call does, reading the trajectory with `load`, a part at a time."""
         parameters = self.resolve(settings)
         if not self._missing(trajectory):
             check(trajectory, self.needs, where=f"input of probe {self.name!r}")
         reason = self.objection(trajectory)
         if reason is not None:
             raise NothingToAnalyseError(f"probe {self.name!r} does not apply: {reason}")
-        if self.forward and forward is None:
-            raise InputError(f"probe {self.name!r} evaluates the model and needs a Forward")
-        # A probe sees what it declares and nothing else; to evaluate the model takes all of it.
-        seen = (trajectory if self.forward else trajectory[list(self.needs)]).compute()
-        arguments = (seen, forward) if self.forward else (seen,)
-        result = self.compute(*arguments, **parameters)
+        if self.forward:
+            if forward is None:
+                raise InputError(f"probe {self.name!r} evaluates the model and needs a Forward")
+            result = self.compute(trajectory, forward, **parameters)
+        else:
+            # A probe sees what it declares and nothing else.
+            seen = trajectory[list(self.needs)]
+            parts = _parts(seen) if self.by_step else [seen]
+            result = _joined([self.compute(load(part), **parameters) for part in parts])
         if self.statement is not None:
             result["since"] = since(result["holds"])
         for name, var in self.outputs.items():
@@ -226,6 +249,7 @@ def probe(
     applies: Callable[[xr.Dataset], str | None] = applies_always,
     references: tuple[str, ...] = (),
     forward: bool = False,
+    by_step: bool = True,
 ) -> Callable[[Callable[..., xr.Dataset]], Probe]:
     """Register the decorated function as a probe under its own name; `Probe` has the arguments."""
 
@@ -241,10 +265,28 @@ def probe(
             applies=applies,
             references=references,
             forward=forward,
+            by_step=by_step,
         )
         return _REGISTRY.add(record.name, record, owner=compute.__module__)
 
     return register
+
+
+def _parts(trajectory: xr.Dataset) -> list[xr.Dataset]:
+    """Cut a trajectory along its steps into parts that memory holds many times over."""
+    if "step" not in trajectory.dims:
+        return [trajectory]
+    steps = max(1, int(trajectory.sizes["step"] * _PART_BYTES / max(trajectory.nbytes, 1)))
+    starts = range(0, trajectory.sizes["step"], steps)
+    return [trajectory.isel(step=slice(start, start + steps)) for start in starts]
+
+
+def _joined(parts: list[xr.Dataset]) -> xr.Dataset:
+    if len(parts) == 1:
+        return parts[0]
+    return xr.concat(
+        parts, "step", data_vars="minimal", coords="minimal", compat="override", join="exact"
+    )
 
 
 def get(name: str) -> Probe:

@@ -9,8 +9,10 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import numpy as np
 import zarr
@@ -32,6 +34,8 @@ REPLACED = ".replaced-"
 """Prefix of the folder in which a run is kept until the one that replaces it has begun."""
 
 SCHEMA_VERSION = 1
+OLDEST_SCHEMA = 1
+"""The oldest that this version reads."""
 RESUME_GLOB = "resume-*.safetensors*"
 """These files, and what a kill leaves of one that is being written."""
 
@@ -42,8 +46,17 @@ MAX_CHUNK_LOG_STEPS = 4096
 RESERVED = ("seed", "step", "log_step", "loss", "diverged_at", "n_saved")
 RESERVED_ATTRS = ("schema_version", "mechicl_version", "n_saved", "n_planned", "complete")
 
+INDECISIVE = frozenset({"name", "description"})
+"""Settings of a recipe that decide no number."""
+
 _FLOAT = 4
 _CHECKSUM = 4
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Hash a recipe as it is written down, so that a later default does not change it."""
+    decisive = {key: value for key, value in settings.items() if key not in INDECISIVE}
+    return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def resume_name(step: int) -> str:

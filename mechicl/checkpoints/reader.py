@@ -6,9 +6,9 @@ read first, and what it counts does not change any more.
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,14 @@ import zarr
 from zarr.abc.store import Store
 from zarr.storage import LocalStore
 
-from mechicl.checkpoints.layout import CONFIG, REPLACED, SCHEMA_VERSION, TRAJECTORY
+from mechicl.checkpoints.chunks import ChunkError, WholeStore, chunk_at, place, read_chunk
+from mechicl.checkpoints.layout import (
+    CONFIG,
+    OLDEST_SCHEMA,
+    REPLACED,
+    SCHEMA_VERSION,
+    TRAJECTORY,
+)
 from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
 
 Location = Path | str
@@ -27,6 +34,7 @@ Location = Path | str
 
 _URL = re.compile(r"^[a-z][a-z0-9+.:-]*://")
 _METADATA = "zarr.json"
+_OLD_METADATA = (".zgroup", ".zmetadata", ".zattrs", ".zarray")
 _COORDINATES = ("seed", "step", "log_step")
 
 
@@ -138,7 +146,11 @@ def read_config(path: Location) -> dict[str, object]:
     DamagedRunError
         `config.yaml` is missing or is not YAML with a setting a key.
     """
-    run = require_run(path)
+    return parse_config(require_run(path))
+
+
+def parse_config(run: Location) -> dict[str, object]:
+    """Do what `read_config` does, for a path that `require_run` has returned."""
     try:
         config = yaml.safe_load(_read_bytes(run, CONFIG).decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -166,11 +178,11 @@ def read_trajectory(path: Location) -> xr.Dataset:
     NothingToAnalyseError
         As `require_run`, or there is no checkpoint yet.
     DamagedRunError
-        Metadata, coordinates or chunks are missing or altered. Chunks are looked for in local
-        runs; their contents are checked when they are read.
+        Metadata or coordinates are missing or altered. Other chunks are checked when they are read:
+        one that is missing is an error then, as one that was altered is, and not NaN.
     """
     run = require_run(path)
-    store = _open_store(run)
+    store = WholeStore(_open_store(run), f"{run}/{TRAJECTORY}")
     group = open_group(run, store)
     n_saved = read_n_saved(run, group)
     if n_saved == 0:
@@ -191,26 +203,128 @@ def read_trajectory(path: Location) -> xr.Dataset:
     n_planned = dataset.sizes["step"]
     last = int(dataset["step"][n_saved - 1])
     prefix = {"step": n_saved, "log_step": last}
-    if isinstance(run, Path):
-        _require_chunks(run, group, prefix)
     dataset = dataset.drop_vars("n_saved").isel({dim: slice(n) for dim, n in prefix.items()})
     dataset["diverged_at"] = dataset["diverged_at"].copy(data=read_diverged(run, group, last))
     complete = int(n_saved == n_planned)
     return dataset.assign_attrs(n_saved=n_saved, n_planned=n_planned, complete=complete)
 
 
-def load(dataset: xr.Dataset, *, where: object) -> xr.Dataset:
-    """Read `dataset` into memory, in place, and return it.
+def load(
+    dataset: xr.Dataset,
+    *,
+    where: Location,
+    skip_damaged: bool = False,
+    notify: Callable[[str], None] = warnings.warn,
+) -> xr.Dataset:
+    """Read a part of the trajectory of the run `where` into memory, in place, and return it.
+
+    Parameters
+    ----------
+    dataset
+        `read_trajectory`, or what a choice of its variables, steps and seeds leaves.
+    where
+        The run.
+    skip_damaged
+        Go on without chunks that cannot be read: NaN stands for what they held. Coordinates and
+        constants cannot be done without.
+    notify
+        Called once for each chunk that is left out, with what it held and what is wrong with it.
 
     Raises
     ------
     DamagedRunError
-        A chunk is not what was written; named are the variable and the run, `where`.
+        A chunk is not what was written; named are its file, the variable, seeds and steps.
     """
     for name, variable in dataset.variables.items():
-        with _reading(f"{where}/{TRAJECTORY}/{name}"):
-            variable.load()
+        try:
+            with _reading(f"{where}/{TRAJECTORY}/{name}"):
+                variable.load()
+        except DamagedRunError as error:
+            values, lost = _load_chunks(dataset, str(name), where, error)
+            if not lost:  # it was read this time
+                variable.values = values
+            elif not skip_damaged or not {"step", "log_step"} & set(variable.dims):
+                more = f"; so are {len(lost) - 1} more of its chunks" if len(lost) > 1 else ""
+                raise DamagedRunError(
+                    f"{where}/{lost[0]}{more}; `mechicl verify` lists all damage, and "
+                    "--skip-damaged (in Python, skip_damaged=True) goes on without what is lost"
+                ) from error
+            else:
+                for text in lost:
+                    notify(f"left out as NaN: {text}")
+                variable.values = values
     return dataset
+
+
+def _load_chunks(
+    dataset: xr.Dataset, name: str, where: Location, error: DamagedRunError
+) -> tuple[np.ndarray, list[str]]:
+    """Read a variable of `dataset` chunk by chunk; NaN, and a text each, for those damaged.
+
+    Raises `error` where the variable is not the part of an array that its coordinates say.
+    """
+    run = where if is_url(where) else Path(where)
+    group = open_group(run, _open_store(run))
+    array = group[name]
+    assert isinstance(array, zarr.Array)
+    variable = dataset.variables[name]
+    positions = _positions(dataset, name, run, group)
+    if positions is None:
+        raise error
+    grid = [np.unique(at // size) for at, size in zip(positions, array.chunks, strict=True)]
+    values = np.full(variable.shape, np.nan, dtype=np.result_type(array.dtype, np.float32))
+    lost = []
+    for index in itertools.product(*grid):
+        chunk = chunk_at(name, array, index)
+        chosen = [
+            np.flatnonzero((at >= part.start) & (at < part.stop))
+            for at, part in zip(positions, chunk.region, strict=True)
+        ]
+        try:
+            block = read_chunk(run, array, chunk)
+        except ChunkError as fault:
+            lost.append(f"{chunk.file} {fault} ({_place(dataset, name, chosen)})")
+            continue
+        inside = [
+            at[those] - part.start
+            for at, those, part in zip(positions, chosen, chunk.region, strict=True)
+        ]
+        values[np.ix_(*chosen)] = block[np.ix_(*inside)]
+    return values, lost
+
+
+def _positions(
+    dataset: xr.Dataset, name: str, run: Location, group: zarr.Group
+) -> list[np.ndarray] | None:
+    """Return where in its array each index of a variable lies, by dim; None where that is unclear.
+
+    Readers choose seeds and steps, and nothing along other dims.
+    """
+    variable, array = dataset.variables[name], group[name]
+    assert isinstance(array, zarr.Array)
+    if tuple(array.metadata.dimension_names or ()) != variable.dims:  # type: ignore[union-attr]
+        return None
+    found = []
+    for dim, size, whole in zip(variable.dims, variable.shape, array.shape, strict=True):
+        if dim in _COORDINATES and dim != name and dim in dataset.variables:
+            labels = {label: i for i, label in enumerate(read_array(run, group, dim).tolist())}
+            at = [labels.get(label, -1) for label in dataset[dim].values.tolist()]
+        elif size == whole:
+            at = list(range(size))
+        else:
+            return None
+        found.append(np.array(at, dtype=np.int64))
+    return None if any((at < 0).any() for at in found) else found
+
+
+def _place(dataset: xr.Dataset, name: str, chosen: list[np.ndarray]) -> str:
+    labels: Mapping[object, list[int]] = {
+        dim: dataset[dim].values[those].tolist()
+        for dim, those in zip(dataset.variables[name].dims, chosen, strict=True)
+        if dim in _COORDINATES and dim != name and dim in dataset.variables
+    }
+    steps = labels.get("step", labels.get("log_step", []))
+    return place(name, labels.get("seed", []), steps)
 
 
 def _open_store(run: Location) -> Store:
@@ -228,11 +342,18 @@ def open_group(run: Location, store: Store, mode: str = "r") -> zarr.Group:
     Raises
     ------
     InputError
-        A later mechicl wrote it.
+        A later mechicl wrote it, or one too old; or it is not a trajectory of mechicl at all.
     DamagedRunError
         Its metadata are missing or are not what was written.
     """
     where = f"{run}/{TRAJECTORY}/{_METADATA}"
+    if isinstance(run, Path) and not (run / TRAJECTORY / _METADATA).exists():
+        old = [name for name in _OLD_METADATA if (run / TRAJECTORY / name).exists()]
+        if old:
+            raise InputError(
+                f"{run / TRAJECTORY} is a Zarr v2 store (it has {old[0]}), and mechicl writes v3 "
+                "from its first version on: it did not write this one"
+            )
     data = _read_bytes(run, f"{TRAJECTORY}/{_METADATA}")
     try:
         attrs = json.loads(data)["attributes"]
@@ -244,6 +365,13 @@ def open_group(run: Location, store: Store, mode: str = "r") -> zarr.Group:
             f"mechicl {writer} wrote {run} with schema {schema}, and this version reads up to "
             f"{SCHEMA_VERSION}; install mechicl {writer} or later"
         )
+    if schema < OLDEST_SCHEMA:
+        raise InputError(
+            f"mechicl {writer} wrote {run} with schema {schema}, and this version reads from "
+            f"{OLDEST_SCHEMA} on; read it with mechicl {writer}"
+        )
+    if not isinstance(store, WholeStore):
+        store = WholeStore(store, f"{run}/{TRAJECTORY}")
     try:
         group = zarr.open_group(store, mode=mode)  # type: ignore[arg-type]
         known = set(group.array_keys())
@@ -289,15 +417,3 @@ def _reading(what: str) -> Iterator[None]:
         raise DamagedRunError(
             f"{what} cannot be read, a chunk of it is not what was written: {error}"
         ) from error
-
-
-def _require_chunks(run: Path, group: zarr.Group, prefix: dict[str, int]) -> None:
-    """Raise where a chunk of the prefix is not there: Zarr would read it as NaN."""
-    for name, array in group.arrays():
-        names = array.metadata.dimension_names or ()  # type: ignore[union-attr]
-        sizes = [prefix.get(str(dim), n) for dim, n in zip(names, array.shape, strict=True)]
-        counts = [math.ceil(n / c) for n, c in zip(sizes, array.chunks, strict=True)]
-        for index in itertools.product(*map(range, counts)):
-            key = array.metadata.encode_chunk_key(index)
-            if not (run / TRAJECTORY / name / key).is_file():
-                raise DamagedRunError(f"{run / TRAJECTORY / name / key} is missing")

@@ -1,8 +1,6 @@
 """Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
 
-import json
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,11 +10,11 @@ import yaml
 
 from mechicl import models, tasks
 from mechicl.checkpoints import Schedule
+from mechicl.checkpoints.layout import INDECISIVE, settings_digest
 from mechicl.config import Config
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
 
 _PACKAGE = "mechicl.recipes"
-_INDECISIVE = {"name", "description"}
 
 
 class OptimizerConfig(Config):
@@ -109,18 +107,12 @@ class Recipe(Config):
     def differences(self, other: "Recipe") -> list[str]:
         """Return each setting in which `other` differs, as `key: ours -> theirs`."""
         ours, theirs = dict(_leaves(self.settings())), dict(_leaves(other.settings()))
-        keys = sorted({*ours, *theirs} - _INDECISIVE)
+        keys = sorted({*ours, *theirs} - INDECISIVE)
         return [
             f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
             for key in keys
             if ours.get(key) != theirs.get(key)
         ]
-
-
-def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Hash settings as they are written down, so that a later default does not change it."""
-    decisive = {key: value for key, value in settings.items() if key not in _INDECISIVE}
-    return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _by_name(given: object, find: Any, base: type) -> object:

@@ -3,6 +3,7 @@
 import inspect
 import json
 from functools import cache
+from importlib import import_module
 
 import matplotlib.figure
 import numpy as np
@@ -11,6 +12,7 @@ import xarray as xr
 
 from mechicl import analyses, plots
 from mechicl.analyses.probe import since
+from mechicl.errors import InputError
 from tests import trajectories
 from tests.analyses.toy import CHEAP, forward
 
@@ -79,9 +81,11 @@ def test_values_are_in_their_ranges_and_float64(name):
             counted += 1
         if var.maximum is not None:
             assert np.nanmax(values) <= var.maximum
+            counted += 1
         if np.issubdtype(result[key].dtype, np.floating):
             assert result[key].dtype == np.float64
-    assert counted >= 1
+    bounds = [bound for var in outputs.values() for bound in (var.minimum, var.maximum)]
+    assert counted == len(bounds) - bounds.count(None) >= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -192,11 +196,14 @@ def test_the_docstring_names_parameters_and_outputs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_have_bounds(name):
     record, counted = analyses.get(name), 0
-    for parameter in record.parameters.model_fields:
-        with pytest.raises(ValueError, match=parameter):
-            record.resolve({parameter: -1})
+    defaults = record.resolve({})
+    for parameter, default in defaults.items():
+        for beyond in (-1, True, float("nan"), float("inf")):
+            with pytest.raises(InputError, match=f"{parameter}: "):
+                record.resolve({parameter: beyond})
+        assert record.resolve({parameter: default}) == defaults
         counted += 1
-    assert counted == len(record.parameters.model_fields)
+    assert counted == len(inspect.signature(record.compute).parameters) - 1 - record.forward
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -242,3 +249,19 @@ def test_headlines_are_outputs_that_a_table_can_show(name):
     assert record.headline
     for variable in record.headline:
         assert record.outputs[variable].dims in (("seed", "step"), ("seed", "step", "head"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reading_in_parts_changes_nothing(name, monkeypatch):
+    record, read = analyses.get(name), []
+    if record.forward or not record.by_step:
+        return
+    monkeypatch.setattr(import_module("mechicl.analyses.probe"), "_PART_BYTES", 1)
+
+    def load(part):
+        read.append(part.sizes["step"])
+        return part.compute()
+
+    result = record.run(awkward(), {}, load=load)
+    assert read == [1] * STEPS
+    xr.testing.assert_identical(result, result_of(name))

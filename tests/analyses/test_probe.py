@@ -83,6 +83,7 @@ def make(**changes: object) -> Probe:
         "applies": applies_always,
         "references": ("somewhere", "elsewhere"),
         "forward": False,
+        "by_step": True,
     }
     return Probe(**(fields | changes))
 
