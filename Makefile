@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: demo test test-all lint format clean
+.PHONY: demo test test-all bench lint format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed
@@ -24,6 +24,10 @@ test: $(VENV)/installed-test
 test-all: $(VENV)/installed-test
 	$(BIN)/pytest $(ARGS)
 
+bench: $(VENV)/installed-test
+	$(BIN)/python -m pytest benchmarks --benchmark-json=build/bench.json -p no:cacheprovider $(ARGS)
+	$(BIN)/python -m benchmarks.report build/bench.json
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +40,11 @@ format: $(VENV)/installed-test
 
 clean:
 	rm -rf $(VENV) build *.egg-info
+
+build:
+	mkdir -p build
+
+bench: | build
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "mechicl needs Python 3.11 or newer; set PYTHON=..."; exit 1; }

@@ -1,0 +1,1 @@
+"""Benchmarks: ours beside the usual way, in turns. `make bench` writes docs/performance.md."""

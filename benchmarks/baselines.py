@@ -1,0 +1,110 @@
+"""The usual ways, written as one would: what mechicl is measured against."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mechicl.models.softmax_attention import SoftmaxAttention
+from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.streams import generator
+
+
+class PlainAttention(nn.Module):
+    """he2025's model with `nn.Linear` projections, evaluated at the query position alone."""
+
+    def __init__(self, d: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads, self.width = n_heads, d + 1
+        stacked = n_heads * self.width
+        self.query = nn.Linear(self.width, stacked, bias=False)
+        self.key = nn.Linear(self.width, stacked, bias=False)
+        self.value = nn.Linear(self.width, stacked, bias=False)
+        self.output = nn.Linear(stacked, self.width, bias=False)
+
+    def forward(self, prompts: Tensor) -> Tensor:
+        """Predict y_q from (batch, pos, d + 1)."""
+        context, query = prompts[:, :-1], prompts[:, -1]
+        heads = (len(prompts), -1, self.n_heads, self.width)
+        q = self.query(query).view(heads)
+        k, v = self.key(context).view(heads), self.value(context).view(heads)
+        pattern = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+        attended = torch.einsum("bhqk,bkhd->bqhd", pattern, v)
+        return self.output(attended.flatten(1))[:, -1]
+
+
+def draw(task: LinearRegression, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Draw a batch on the fly, as the papers' scripts do."""
+    x = torch.randn(batch_size, task.n_positions, task.d)
+    beta = torch.randn(batch_size, task.d, 1) / task.d**0.5
+    noise = task.noise_variance**0.5 * torch.randn(batch_size, task.n_positions)
+    y = (x @ beta).squeeze(-1) + noise
+    shown = torch.cat([y[:, :-1], torch.zeros(batch_size, 1)], 1)
+    return torch.cat([x, shown[..., None]], -1), y[:, -1]
+
+
+def plain_loop(task: LinearRegression, n_heads: int, batch_size: int) -> Iterator[float]:
+    """Train one model with autograd and `torch.optim.Adam`, yielding the loss of each step."""
+    model = PlainAttention(task.d, n_heads)
+    yield from _train(task, batch_size, model.parameters(), model)
+
+
+def hooked_loop(task: LinearRegression, n_heads: int, batch_size: int) -> Iterator[float]:
+    """Train a HookedTransformer likewise, with all its positions and hook points."""
+    architecture = SoftmaxAttention(n_heads=n_heads)
+    model = architecture.hooked(task, architecture.initial(task, generator("benchmark", 0)))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    yield from _train(task, batch_size, trained, lambda prompts: model(prompts)[:, -1, -1])
+
+
+def _train(
+    task: LinearRegression,
+    batch_size: int,
+    parameters: object,
+    predict: Callable[[Tensor], Tensor],
+) -> Iterator[float]:
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)  # type: ignore[arg-type]
+    while True:
+        prompts, target = draw(task, batch_size)
+        loss = ((predict(prompts) - target) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+
+def steps_per_second(loop: Iterator[float], seconds: float) -> float:
+    """Run a training loop for some seconds."""
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        next(loop)
+        steps += 1
+    return steps / (time.perf_counter() - start)
+
+
+def save_state_dicts(folder: Path, task: LinearRegression, n_heads: int, n: int) -> list[Path]:
+    """Save `n` checkpoints the usual way: a file each, by `torch.save`."""
+    folder.mkdir()
+    architecture = SoftmaxAttention(n_heads=n_heads)
+    paths = []
+    for index in range(n):
+        model = architecture.hooked(task, architecture.initial(task, generator("saved", index)))
+        paths.append(folder / f"step-{index}.pt")
+        torch.save(model.state_dict(), paths[-1])
+    return paths
+
+
+def circuits_of_state_dicts(
+    paths: list[Path], task: LinearRegression, n_heads: int
+) -> list[Tensor]:
+    """Read checkpoints the usual way: load each into a HookedTransformer, take QK and OV there."""
+    architecture = SoftmaxAttention(n_heads=n_heads)
+    model = architecture.hooked(task, architecture.initial(task, generator("read", 0)))
+    found = []
+    for path in paths:
+        model.load_state_dict(torch.load(path, weights_only=True))
+        with torch.no_grad():
+            found += [model.QK.AB, model.OV.AB]
+    return found
