@@ -14,7 +14,12 @@ class Config(pydantic.BaseModel):
     @classmethod
     def _no_boolean_for_a_number(cls, given: Any, info: pydantic.ValidationInfo) -> Any:
         """Pydantic takes True for 1; in a recipe or a --set it is a slip."""
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(given, bool) and field.annotation is not bool:
+        if cls.model_fields[info.field_name or ""].annotation is not bool and _has_boolean(given):
             raise ValueError("must not be a boolean")
         return given
+
+
+def _has_boolean(given: Any) -> bool:
+    if isinstance(given, (list, tuple)):
+        return any(_has_boolean(item) for item in given)
+    return isinstance(given, bool)

@@ -13,6 +13,10 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     from rich.table import Table
     from rich.text import Text
 
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the error that rich is handling, and would turn into exit code 1
+
     if sys.stdout is None:  # closed by whoever called
         return
     table = Table(
@@ -28,4 +32,4 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     width = None if sys.stdout.isatty() else _UNBOUNDED
-    Console(width=width).print(table)
+    _Console(width=width).print(table)
