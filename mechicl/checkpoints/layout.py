@@ -80,6 +80,12 @@ class ArrayPlan:
         return math.prod(math.ceil(n / c) for n, c in zip(self.shape, self.chunks, strict=True))
 
     @property
+    def n_folders(self) -> int:
+        """Number of folders when all is written: one a level of a chunk's key, `c/0/3/0`."""
+        counts = [math.ceil(n / c) for n, c in zip(self.shape, self.chunks, strict=True)]
+        return 1 + sum(math.prod(counts[:level]) for level in range(len(counts)))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its chunk files when all is written; chunks at the end are stored whole."""
         chunk = math.prod(self.chunks) * np.dtype(self.dtype).itemsize + _CHECKSUM
@@ -226,6 +232,11 @@ class Plan:
     def n_files(self) -> int:
         """Files of the trajectory when all is written, its metadata among them."""
         return 1 + sum(1 + array.n_chunks for array in self.arrays().values())
+
+    @property
+    def n_folders(self) -> int:
+        """Folders of the trajectory when all is written, itself among them."""
+        return 1 + sum(array.n_folders for array in self.arrays().values())
 
 
 def _balanced(size: int, limit: int) -> int:

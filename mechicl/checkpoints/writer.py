@@ -59,6 +59,10 @@ if TYPE_CHECKING:
     import zarr
 
 
+_OF_NO_RUN = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, CONFIG + PARTIAL}
+"""What a kill may leave before there is anything of a run."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What is saved of a training at one step.
@@ -160,8 +164,7 @@ class TrajectoryWriter:
                     _set_aside(run)
                 write_file(run / CONFIG, text.encode())
                 allocate(run, plan)
-                for old in run.glob(REPLACED + "*"):
-                    rmtree(old)
+                _remove_replaced(run)
             return cls(run, lock, commit_seconds)
         except BaseException:
             _unlock(run, lock)
@@ -185,7 +188,11 @@ class TrajectoryWriter:
             raise InputError(f"{run} can be read but not continued; copy it to a local directory")
         lock = _lock(run)
         try:
-            return cls(run, lock, commit_seconds)
+            writer = cls(run, lock, commit_seconds)
+            with _explained(f"cannot remove what a kill has left in {run}"):
+                writer._remove_old_states()
+                _remove_replaced(run)
+            return writer
         except BaseException:
             _unlock(run, lock)
             raise
@@ -387,9 +394,7 @@ class TrajectoryWriter:
             self._arrays["n_saved"][...] = latest.n_added
             self._advance(latest.n_added, last)
             self._writing = "the removal of old optimiser states"
-            for old in self.run_dir.glob(RESUME_GLOB):
-                if old.name != resume_name(last):
-                    old.unlink()
+            self._remove_old_states()
         except OSError as error:
             safe = (
                 f"checkpoints up to step {self._step(self.n_saved)} ({self.n_saved} of "
@@ -401,6 +406,11 @@ class TrajectoryWriter:
                 f"cannot write {self._writing} of {self.run_dir}: {error.strerror or error}; "
                 f"{safe}; mend this, then continue with --resume"
             ) from error
+
+    def _remove_old_states(self) -> None:
+        for path in self.run_dir.glob(RESUME_GLOB):
+            if path.name != resume_name(self._step(self.n_saved)):
+                path.unlink()
 
     def _write_arrays(self, latest: _Latest, last: int) -> None:
         stop = min(self._start + self._chunk_steps, len(self.steps))
@@ -452,7 +462,7 @@ def _require_free(run: Path, *, overwrite: bool) -> None:
             raise InputError(f"{run} is not a directory; give another place for the run")
         return
     with _explained(f"cannot read {run}"):
-        names = {path.name for path in run.iterdir()} - {LOCK, LOCK_HOLDER, CONFIG + PARTIAL}
+        names = {path.name for path in run.iterdir()} - _OF_NO_RUN
     is_run = names & {CONFIG, TRAJECTORY} or any(name.startswith(REPLACED) for name in names)
     if names and not is_run:
         raise InputError(
@@ -470,13 +480,24 @@ def _set_aside(run: Path) -> None:
     """Move the files of a run into a folder beside them, to be deleted once the new run has begun.
 
     The trajectory goes first, so that no half of a run can pass for a run. The directory itself
-    stays, and in it the lock.
+    stays, and in it the lock. What a replacing that was cut short has set aside is joined by the
+    rest, so that a run is always in one place.
     """
     names = [TRAJECTORY, *(path.name for path in run.glob(RESUME_GLOB)), ANALYSES, FIGURES, CONFIG]
-    aside = Path(tempfile.mkdtemp(prefix=REPLACED, dir=run))
+    if (run / TRAJECTORY).exists():
+        _remove_replaced(run)
+    earlier = [path for path in run.glob(REPLACED + "*") if (path / TRAJECTORY).exists()]
+    aside = earlier[0] if earlier else Path(tempfile.mkdtemp(prefix=REPLACED, dir=run))
     for name in names:
-        if (run / name).exists() or (run / name).is_symlink():
+        is_here = (run / name).exists() or (run / name).is_symlink()
+        if is_here and not (aside / name).exists():
             (run / name).rename(aside / name)
+
+
+def _remove_replaced(run: Path) -> None:
+    """Delete what was replaced by the run that is here, which has begun."""
+    for replaced in run.glob(REPLACED + "*"):
+        rmtree(replaced)
 
 
 def _lock(run: Path) -> FileLock:

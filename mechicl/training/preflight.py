@@ -1,7 +1,6 @@
 """Whether a run fits on the machine, asked before anything is created."""
 
 import os
-import shutil
 from pathlib import Path
 
 from mechicl.checkpoints import Plan
@@ -11,6 +10,8 @@ from mechicl.training.workers import block_steps
 
 _FLOAT = 4
 _BLOCKS = 2  # one in use, one being drawn
+_DISK_BLOCK = 4096  # what is lost at the end of a file, and what a folder takes, at most
+_BESIDE = 8  # the run directory, config, lock, and resume files, old and new, one being written
 _PROMPT_COPIES = 4  # the embedded prompts, and what forward and gradient keep of them
 
 
@@ -19,18 +20,18 @@ def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
 
     Memory is estimated from below: blocks of normals for every seed, and a few copies of one batch.
     """
-    place = _existing(run_dir)
-    free = shutil.disk_usage(place).free
-    if plan.nbytes > free:
+    place = os.statvfs(_existing(run_dir))
+    entries = plan.n_files + plan.n_folders + _BESIDE
+    needed, free = plan.nbytes + _DISK_BLOCK * entries, place.f_frsize * place.f_bavail
+    if needed > free:
         raise InputError(
-            f"the run would take {_size(plan.nbytes)} in {run_dir}, where {_size(free)} are free; "
+            f"the run would take {_size(needed)} in {run_dir}, where {_size(free)} are free; "
             "store fewer checkpoints (checkpoints.every) or seeds, or give another directory"
         )
-    files = os.statvfs(place).f_favail
-    if 0 < files < plan.n_files:
+    if place.f_files and entries > place.f_favail:  # some file systems do not count them
         raise InputError(
-            f"the run would make {plan.n_files} files in {run_dir}, where {files} are left; "
-            "store fewer checkpoints, or give another directory"
+            f"the run would make {entries} files and folders in {run_dir}, where "
+            f"{place.f_favail} are left; store fewer checkpoints, or give another directory"
         )
     step = recipe.batch_size * recipe.task.n_normals
     needed = _FLOAT * len(recipe.seeds) * step * (_BLOCKS * block_steps(recipe) + _PROMPT_COPIES)

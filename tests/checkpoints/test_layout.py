@@ -67,6 +67,7 @@ def test_planned_size_is_the_size_on_disk(tmp_path):
     write(run, plan, 600)
     files = [path for path in (run / TRAJECTORY).rglob("*") if path.is_file()]
     assert len(files) == plan.n_files
+    assert 1 + sum(path.is_dir() for path in (run / TRAJECTORY).rglob("*")) == plan.n_folders
     assert sum(path.stat().st_size for path in files if path.name != "zarr.json") == plan.nbytes
     assert {path.name for path in run.iterdir()} >= {CONFIG, resume_name(599)}
 
