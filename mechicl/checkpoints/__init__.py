@@ -6,11 +6,13 @@ Arrays alone: this layer knows no task, no model and no torch.
 from mechicl.checkpoints.layout import SCHEMA_VERSION, Plan, allocate
 from mechicl.checkpoints.reader import load, read_config, read_trajectory, require_run
 from mechicl.checkpoints.schedule import Schedule
+from mechicl.checkpoints.verify import Finding, verify
 from mechicl.checkpoints.writer import Checkpoint, TrajectoryWriter
 
 __all__ = [
     "SCHEMA_VERSION",
     "Checkpoint",
+    "Finding",
     "Plan",
     "Schedule",
     "TrajectoryWriter",
@@ -19,4 +21,5 @@ __all__ = [
     "read_config",
     "read_trajectory",
     "require_run",
+    "verify",
 ]

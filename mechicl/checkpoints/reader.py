@@ -242,7 +242,7 @@ def load(
         except DamagedRunError as error:
             values, lost = _load_chunks(dataset, str(name), where, error)
             if not lost:  # it was read this time
-                variable.values = values
+                variable.values = values.astype(variable.dtype)
             elif not skip_damaged or not {"step", "log_step"} & set(variable.dims):
                 more = f"; so are {len(lost) - 1} more of its chunks" if len(lost) > 1 else ""
                 raise DamagedRunError(

@@ -11,6 +11,7 @@ import pytest
 
 from mechicl.checkpoints import (
     TrajectoryWriter,
+    layout,
     load,
     read_config,
     read_trajectory,
@@ -239,6 +240,96 @@ def test_a_damaged_chunk_is_named_wherever_it_is(run, name, damage):
     with pytest.raises(DamagedRunError) as caught:
         load(read_trajectory(run), where=run)
     assert str(run / TRAJECTORY / name) in str(caught.value)
+
+
+@pytest.fixture
+def chunked(tmp_path, monkeypatch) -> Path:
+    """Ten checkpoints, steps 0 to 45, in chunks of four; the loss in chunks of 25."""
+    monkeypatch.setattr(layout, "MAX_CHUNK_STEPS", 4)
+    monkeypatch.setattr(layout, "MAX_CHUNK_LOG_STEPS", 30)
+    write(tmp_path / "run", make_plan(seeds=(3, 7)), 10)
+    return tmp_path / "run"
+
+
+def lose(run: Path, key: str, damage: str) -> None:
+    path = run / TRAJECTORY / key
+    path.unlink() if damage == "missing" else flip_bit(path, 7)
+
+
+@pytest.mark.parametrize("damage", ["missing", "checksum"])
+def test_damage_is_named_by_file_seeds_and_steps(chunked, damage):
+    lose(chunked, "W_Q/c/0/1/0/0", damage)
+    for dataset, place in (
+        (read_trajectory(chunked), r"W_Q, seeds 3, 7, steps 20, 25, 30, 35"),
+        (read_trajectory(chunked).isel(seed=[1], step=[2, 5, 7]), r"W_Q, seed 7, steps 25, 35"),
+    ):
+        with pytest.raises(DamagedRunError) as caught:
+            load(dataset, where=chunked)
+        text = str(caught.value)
+        assert text.startswith(f"{chunked / TRAJECTORY / 'W_Q/c/0/1/0/0'} is ")
+        assert damage in text
+        assert f"({place})" in text
+        assert "mechicl verify" in text
+        assert "--skip-damaged" in text
+    # What is not asked for cannot be in the way.
+    assert load(read_trajectory(chunked).isel(step=[3, 8]), where=chunked)["W_Q"].notnull().all()
+    lose(chunked, "loss/c/0/0", damage)
+    with pytest.raises(DamagedRunError, match=r"\(loss, seeds 3, 7, steps 0 to 24 \(25\)\)"):
+        load(read_trajectory(chunked)[["loss"]], where=str(chunked))
+
+
+def test_a_missing_chunk_is_an_error_also_where_nothing_names_it(chunked):
+    lose(chunked, "W_Q/c/0/1/0/0", "missing")
+    dataset = read_trajectory(chunked)
+    assert dataset["W_Q"][:, :4].notnull().all()
+    with pytest.raises(DamagedRunError, match=r"W_Q/c/0/1/0/0 is missing"):
+        dataset["W_Q"].load()
+
+
+def test_a_run_is_not_resumed_over_a_chunk_that_is_missing(chunked):
+    lose(chunked, "b_Q/c/0/2", "missing")
+    with pytest.raises(DamagedRunError, match=r"b_Q/c/0/2 is missing"):
+        TrajectoryWriter.resume(chunked)
+
+
+@pytest.mark.parametrize("damage", ["missing", "checksum"])
+def test_what_is_damaged_is_left_out_on_request(chunked, damage):
+    whole = load(read_trajectory(chunked), where=chunked)
+    for key in ("W_Q/c/0/1/0/0", "b_Q/c/0/2", "loss/c/0/0"):
+        lose(chunked, key, damage)
+    expected = whole.copy(deep=True)
+    expected["W_Q"].values[:, 4:8] = np.nan
+    expected["b_Q"].values[:, 8:] = np.nan
+    expected["loss"].values[:, :25] = np.nan
+    said: list[str] = []
+    for chosen in (
+        {},
+        {"seed": [1, 0], "step": [1, 4, 6, 9]},
+        {"step": slice(5, 6), "log_step": slice(20, 30)},
+    ):
+        dataset = read_trajectory(chunked).isel(chosen)
+        got = load(dataset, where=chunked, skip_damaged=True, notify=said.append)
+        assert got is dataset
+        assert got.identical(expected.isel(chosen))
+        assert got["W_Q"].dtype == got["loss"].dtype == np.float32
+    assert len(said) == 3 + 3 + 2
+    assert said[0].startswith(f"left out as NaN: {TRAJECTORY}/")
+    assert sum("(W_Q, seeds 3, 7, steps 20, 25, 30, 35)" in text for text in said) == 1
+    assert sum("(W_Q, seeds 7, 3, steps 20, 30)" in text for text in said) == 1
+    with pytest.warns(UserWarning, match=r"left out as NaN: .*\(b_Q, seeds 3, 7, steps 40, 45\)"):
+        load(read_trajectory(chunked)[["b_Q"]], where=chunked, skip_damaged=True)
+    with pytest.raises(DamagedRunError):
+        load(read_trajectory(chunked), where=chunked)
+
+
+def test_constants_cannot_be_left_out(chunked):
+    lose(chunked, "sigma/c", "missing")
+    with pytest.raises(DamagedRunError, match=r"sigma/c is missing \(sigma\)"):
+        load(read_trajectory(chunked), where=chunked, skip_damaged=True)
+
+
+def test_nothing_is_said_of_a_whole_run(chunked):
+    load(read_trajectory(chunked), where=chunked, skip_damaged=True, notify=pytest.fail)
 
 
 def test_an_undamaged_run_loads(run):
