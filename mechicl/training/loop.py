@@ -114,12 +114,14 @@ def train(
                     state.map(itemgetter(group)).to(device),
                     [recipe.seeds[index] for index in group],
                     stops.tolist(),
+                    draw_threads=max(1, (os.cpu_count() or 1) // len(groups)),
                 )
             )
             for group in groups
         ]
+        streams = [worker.snapshots(idle=writer.commit_if_due) for worker in workers]
         started, begun = time.monotonic(), int(state.step)
-        for stop, snapshots in zip(stops, zip(*workers, strict=True), strict=True):
+        for stop, snapshots in zip(stops, zip(*streams, strict=True), strict=True):
             checkpoint = _checkpoint(snapshots, compiled)
             writer.add(checkpoint)
             made = (int(stop) - begun) * len(recipe.seeds)

@@ -9,7 +9,7 @@ from mechicl.training.recipe import Recipe
 from mechicl.training.workers import block_steps
 
 _FLOAT = 4
-_BLOCKS = 2  # one in use, one being drawn
+_BLOCKS = 3  # one in use, the others drawn or being drawn
 _DISK_BLOCK = 4096  # what is lost at the end of a file, and what a folder takes, at most
 _BESIDE = 8  # the run directory, config, lock, and resume files, old and new, one being written
 _PROMPT_COPIES = 4  # the embedded prompts, and what forward and gradient keep of them

@@ -2,8 +2,11 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import count
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -17,6 +20,7 @@ from mechicl.training.step import State, Step
 
 _BLOCK_STEPS = 16
 _BLOCK_NORMALS = 2**22  # a block of one seed is at most 16 MB, or a single step
+_IDLE_SECONDS = 1.0
 _AHEAD = 4  # snapshots that a worker may be in front of the slowest
 
 
@@ -62,19 +66,29 @@ def draw_block(
 
 
 def draw_from(
-    recipe: Recipe, seeds: Sequence[int], start: int
-) -> Iterator[Float[Tensor, "seed batch n_normals"]]:
-    """Yield the normals of one step after another from step `start`, each block drawn ahead."""
+    recipe: Recipe, seeds: Sequence[int], start: int, *, threads: int = 1
+) -> Generator[Float[Tensor, "seed batch n_normals"], None, None]:
+    """Yield the normals of one step after another from step `start`.
+
+    Blocks are drawn ahead, as many at once as there are `threads`: drawing costs more than the
+    step that uses it.
+    """
     length = block_steps(recipe)
-    block, skip = divmod(start, length)
-    with ThreadPoolExecutor(1, thread_name_prefix="mechicl-draw") as pool:
-        pending = pool.submit(draw_block, recipe, seeds, block)
-        while True:
-            normals = pending.result()
-            block += 1
-            pending = pool.submit(draw_block, recipe, seeds, block)
+    first, skip = divmod(start, length)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="mechicl-draw")
+    try:
+        pending = deque(
+            pool.submit(draw_block, recipe, seeds, first + ahead) for ahead in range(threads)
+        )
+        for block in count(first + threads):
+            normals = pending.popleft().result()
+            pending.append(pool.submit(draw_block, recipe, seeds, block))
             yield from normals[:, skip:].unbind(1)
             skip = 0
+    finally:
+        # Without waiting: a generator may be closed by the garbage collector, in any thread and
+        # under any lock, and a thread that needs that lock to end would be waited for for good.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def train_group(
@@ -84,18 +98,19 @@ def train_group(
     seeds: Sequence[int],
     stops: Sequence[int],
     stopping: threading.Event,
+    draw_threads: int = 1,
 ) -> Iterator[Snapshot]:
     """Train `seeds` from `state`, and yield a snapshot at each of `stops`, which increase."""
     now = int(state.step)
     device = state.step.device
-    data = draw_from(recipe, seeds, now)
-    with torch.no_grad():
+    numbers = draw_from(recipe, seeds, now, threads=draw_threads)
+    with closing(numbers), torch.no_grad():
         for stop in stops:
             losses = []
             for _ in range(now, stop):
                 if stopping.is_set():
                     return
-                state, loss = step(state, next(data).to(device))
+                state, loss = step(state, next(numbers).to(device))
                 losses.append(loss)
             yield Snapshot(state, _mask_diverged(losses, state, now))
             now = stop
@@ -111,8 +126,12 @@ def _mask_diverged(
     return loss.masked_fill(after, torch.nan).cpu().numpy()
 
 
+def _nothing() -> None:
+    pass
+
+
 class Worker:
-    """A thread that runs `train_group`; iterating gives its snapshots in order.
+    """A thread that runs `train_group`; `snapshots` gives what it yields, in order.
 
     The thread is at most a few snapshots ahead of whoever reads them, so memory stays bounded. An
     error in the thread is raised to the reader. Leaving the `with` block stops the thread and waits
@@ -120,11 +139,18 @@ class Worker:
     """
 
     def __init__(
-        self, recipe: Recipe, step: Step, state: State, seeds: Sequence[int], stops: Sequence[int]
+        self,
+        recipe: Recipe,
+        step: Step,
+        state: State,
+        seeds: Sequence[int],
+        stops: Sequence[int],
+        *,
+        draw_threads: int = 1,
     ) -> None:
         self._stopping = threading.Event()
         self._snapshots: queue.Queue[Snapshot | BaseException | None] = queue.Queue(_AHEAD)
-        self._arguments = (recipe, step, state, seeds, stops, self._stopping)
+        self._arguments = (recipe, step, state, seeds, stops, self._stopping, draw_threads)
         self._thread = threading.Thread(
             target=self._run, name=f"mechicl-seeds-{seeds[0]}-{seeds[-1]}", daemon=True
         )
@@ -144,9 +170,14 @@ class Worker:
             except queue.Full:
                 continue
 
-    def __iter__(self) -> Iterator[Snapshot]:
+    def snapshots(self, idle: Callable[[], object] = _nothing) -> Iterator[Snapshot]:
+        """Yield snapshots in order; call `idle` about once a second while waiting for one."""
         while True:
-            item = self._snapshots.get()
+            try:
+                item = self._snapshots.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                idle()
+                continue
             if item is None:
                 return
             if isinstance(item, BaseException):

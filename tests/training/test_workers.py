@@ -62,11 +62,11 @@ def test_memory_of_a_block_is_bounded_by_the_batch() -> None:
 def test_snapshots_come_in_order_and_add_up() -> None:
     step = make_step(RECIPE)
     with Worker(RECIPE, step, initial_state(RECIPE, (0, 1)), [0, 1], [0, 3, 10]) as worker:
-        snapshots = list(worker)
+        snapshots = list(worker.snapshots())
     assert [int(snapshot.state.step) for snapshot in snapshots] == [0, 3, 10]
     assert [snapshot.loss.shape for snapshot in snapshots] == [(2, 0), (2, 3), (2, 7)]
     with Worker(RECIPE, step, snapshots[1].state, [0, 1], [10]) as worker:
-        (resumed,) = worker
+        (resumed,) = worker.snapshots()
     for name, value in snapshots[2].state.parameters.items():
         assert torch.equal(resumed.state.parameters[name], value)
 
@@ -88,7 +88,7 @@ def test_an_error_in_the_thread_reaches_the_reader() -> None:
         Worker(RECIPE, broken, initial_state(RECIPE, (0,)), [0], [5]) as worker,
         pytest.raises(RuntimeError, match="no step today"),
     ):
-        list(worker)
+        list(worker.snapshots())
 
 
 def running() -> list[str]:
@@ -98,6 +98,6 @@ def running() -> list[str]:
 def test_leaving_early_stops_the_thread() -> None:
     stops = list(range(0, 1_000_000, 10))
     with Worker(RECIPE, make_step(RECIPE), initial_state(RECIPE, (0,)), [0], stops) as worker:
-        next(iter(worker))
+        next(worker.snapshots())
         assert running(), "the check itself sees nothing"
     assert not running()
