@@ -7,6 +7,7 @@ import uuid
 import warnings
 from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from math import prod
 from os import PathLike, fspath
@@ -342,17 +343,17 @@ class Run:
             raise InputError(f"hook points {silent} do not fire in this model's forward pass")
         return {name: cache[name].numpy() for name in names}
 
-    def forward(self) -> analyses.Forward:
+    def forward(self, *, skip_damaged: bool = False) -> analyses.Forward:
         """Return what forward probes ask of a run: predictions, prompts and references."""
         return analyses.Forward(
             predict=self._predict,
             prompts=self._prompts,
             references=self.task.references,
-            load=self._load,
+            load=partial(self._load, skip_damaged=skip_damaged),
         )
 
-    def _load(self, part: xr.Dataset) -> xr.Dataset:
-        return load(part.copy(), where=self.path)
+    def _load(self, part: xr.Dataset, *, skip_damaged: bool) -> xr.Dataset:
+        return load(part.copy(), where=self.path, skip_damaged=skip_damaged)
 
     def _prompts(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         sample = self.task.sample(n, seed=seed)
@@ -373,6 +374,7 @@ class Run:
         *,
         steps: int | Sequence[int] | None = None,
         seeds: int | Sequence[int] | None = None,
+        skip_damaged: bool = False,
         **parameters: Any,
     ) -> xr.Dataset:
         """Run a probe over this run and return its result.
@@ -383,11 +385,15 @@ class Run:
             Of a probe; `mechicl probes` lists them.
         steps, seeds
             Which checkpoints; None takes all. `since` is of the whole run all the same.
+        skip_damaged
+            Go on without what cannot be read: it is NaN, with a warning that says which steps.
         **parameters
             Of the probe.
 
         Raises
         ------
+        DamagedRunError
+            If a chunk cannot be read, naming it, unless `skip_damaged`.
         InputError
             For an unknown probe, step, seed or parameter.
         NothingToAnalyseError
@@ -402,8 +408,8 @@ class Run:
         result = probe.run(
             trajectory[wanted],
             parameters,
-            forward=self.forward() if probe.forward else None,
-            load=self._load,
+            forward=self.forward(skip_damaged=skip_damaged) if probe.forward else None,
+            load=partial(self._load, skip_damaged=skip_damaged),
         )
         if probe.statement is not None and steps is not None:
             result = probe.narrow(result, chosen["step"].values.tolist())

@@ -28,11 +28,15 @@ def analyze(
         str | None, typer.Option(help="Where results and figures go.", show_default="RUN")
     ] = None,
     plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw figures.")] = True,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Go on without what cannot be read.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Run probes over a stored trajectory: verdicts, key figures, results and figures on disk."""
     from mechicl import analyses
     from mechicl.cli import report, settings
+    from mechicl.cli.remarks import remarks
     from mechicl.errors import NothingToAnalyseError
     from mechicl.run import open_run
 
@@ -55,7 +59,14 @@ def analyze(
         if reason is not None:
             skipped[name] = reason
             continue
-        results[name] = run.analyze(name, steps=step or None, seeds=seed or None, **chosen[name])
+        with remarks():
+            results[name] = run.analyze(
+                name,
+                steps=step or None,
+                seeds=seed or None,
+                skip_damaged=skip_damaged,
+                **chosen[name],
+            )
         written[name] = run.save(results[name], out=out, figure=plot)
     if not results:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())

@@ -585,3 +585,22 @@ def test_results_open_without_mechicl(run_copy: Path) -> None:
     result = xr.open_zarr(path)
     assert result["KQ"].dims == ("seed", "step", "layer", "head", "d_key", "d_query")
     assert result.attrs["probe"] == "circuits"
+
+
+@pytest.mark.parametrize("damage", ["altered", "missing"])
+def test_damage_is_named_or_gone_around(run_copy: Path, damage: str) -> None:
+    chunk = run_copy / "trajectory.zarr/W_V/c/0/0/0/0/0/0"
+    if damage == "missing":
+        chunk.unlink()
+    else:
+        data = bytearray(chunk.read_bytes())
+        data[100] ^= 1
+        chunk.write_bytes(data)
+    refused = call("analyze", run_copy, "--probe", "sign_matching", "--no-plot")
+    assert refused.exit_code == 1
+    assert "W_V/c/0/0/0/0/0/0" in refused.stderr
+    assert "--skip-damaged" in refused.stderr
+    done = call("analyze", run_copy, "--probe", "sign_matching", "--no-plot", "--skip-damaged")
+    assert done.exit_code == 0, done.stderr
+    assert "left out as NaN" in done.stderr
+    assert "undefined: nonfinite parameters" in done.stdout
