@@ -15,14 +15,14 @@ from benchmarks.measure import QUICK, Rate, in_turns, seconds
 from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.training import Recipe, load_recipe
-from mechicl.training.loop import _config, _plan, train
+from mechicl.training.loop import plan_run, run_config, train
 
 
 def write_run(path: Path, recipe: Recipe, parameters: Mapping[str, np.ndarray]) -> Plan:
     """Write a complete run whose checkpoints are `parameters`, times their number."""
-    plan = _plan(recipe)
+    plan = plan_run(recipe)
     n_seeds, diverged = len(recipe.seeds), np.full(len(recipe.seeds), np.nan)
-    with TrajectoryWriter.create(path, plan, _config(recipe, [[0]], "cpu")) as writer:
+    with TrajectoryWriter.create(path, plan, run_config(recipe, [[0]], "cpu")) as writer:
         before = 0
         for step in plan.steps.tolist():
             loss = np.ones((n_seeds, step - before), np.float32)

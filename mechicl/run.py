@@ -1,16 +1,9 @@
 """The facade: a run on disk as parameters, models, activations and analyses."""
 
-import json
-import os
-import shutil
-import uuid
-import warnings
 from bisect import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from math import prod
-from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,9 +12,10 @@ import xarray as xr
 
 from mechicl import analyses
 from mechicl.checkpoints import load, read_config, read_trajectory
-from mechicl.checkpoints.layout import ANALYSES, CONFIG, FIGURES
+from mechicl.checkpoints.layout import CONFIG
 from mechicl.checkpoints.reader import is_url
 from mechicl.errors import DamagedRunError, InputError, MechiclError, integer, unknown
+from mechicl.paths import local_directory, path_text
 from mechicl.tasks import Task
 from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
 
@@ -88,29 +82,6 @@ def run_directory(recipe: Recipe, out: str | Path | None) -> Path:
     return local_directory(Path("runs") / recipe.name if out is None else out)
 
 
-def local_directory(path: str | Path) -> Path:
-    """Return `path` as a local path to write to, `~` expanded.
-
-    Raises InputError for a URL, an empty path, and for what is there and is no directory.
-    """
-    text = _path_text(path)
-    if is_url(text):
-        raise InputError(f"{text} is a URL, and only local directories are written; give a path")
-    local = Path(text).expanduser()
-    if not local.is_dir() and (local.exists() or local.is_symlink()):
-        raise InputError(f"{local} is not a directory; give another path")
-    return local
-
-
-def _path_text(path: object) -> str:
-    if not isinstance(path, (str, PathLike)):
-        raise InputError(f"a path is text or a Path; given {type(path).__name__}")
-    text = fspath(path)
-    if not isinstance(text, str) or not text.strip():
-        raise InputError(f"a path cannot be empty; given {text!r}")
-    return text
-
-
 class Run:
     """A trained run, or the committed part of one that is being trained.
 
@@ -127,7 +98,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        text = _path_text(path)
+        text = path_text(path)
         self.path: str | Path = text if is_url(text) else Path(text).expanduser()
         self.trajectory = read_trajectory(self.path)
         self.config: dict[str, Any] = read_config(self.path)
@@ -433,58 +404,20 @@ class Run:
         MechiclError
             If the place cannot be written to; the message says how to choose another.
         """
-        from mechicl import plots
+        from mechicl import results
 
-        name = self._result_name(result)
-        root = self.results_directory(out)
-        written = []
-
-        def put(folder: str, suffix: str, write: Callable[[Path], object]) -> None:
-            target = root / folder / f"{name}{suffix}"
-            try:
-                _write_aside(target, write)
-            except OSError as error:
-                raise MechiclError(
-                    f"cannot write {target} ({error.strerror or error}); --out DIR, or out= in "
-                    "Python, puts results elsewhere"
-                ) from error
-            written.append(target)
-
-        put(ANALYSES, ".zarr", lambda path: _to_zarr(result, path))
-        if figure:
-            drawn = plots.draw(result)
-            put(FIGURES, ".png", lambda path: drawn.savefig(path, dpi=120, format="png"))
-        return written
+        covered = {"step": self.steps, "seed": self.seeds}
+        return results.save(result, self.results_directory(out), covered, figure=figure)
 
     def results_directory(self, out: str | Path | None = None) -> Path:
         """Return where `save` puts results: `out`, or the run itself.
 
-        Raises
-        ------
-        InputError
-            If it is no place for results: a URL, a file, or a folder of code.
-        MechiclError
-            If it may not be written to.
+        Raises InputError if it is no place for results (a URL, a file, a folder of code), and
+        MechiclError if it may not be written to.
         """
-        root = local_directory(self.path if out is None else out)
-        if (root / ANALYSES / "__init__.py").exists():
-            raise InputError(f"{root / ANALYSES} holds code; give another directory with --out")
-        if root.is_dir() and not os.access(root, os.W_OK):
-            raise MechiclError(f"{root} is read-only; --out DIR puts results elsewhere")
-        return root
+        from mechicl import results
 
-    def _result_name(self, result: xr.Dataset) -> str:
-        """Name a result by probe, parameters, run, and the steps and seeds that it covers."""
-        attrs = getattr(result, "attrs", {})
-        if not {"probe", "parameters", "run_digest"} <= set(attrs):
-            raise InputError("save takes a result of analyze, and this has no probe in its attrs")
-        covered = {
-            dim: None if np.array_equal(result[dim].values, known) else result[dim].values.tolist()
-            for dim, known in (("step", self.steps), ("seed", self.seeds))
-            if dim in result.coords
-        }
-        asked = json.dumps([attrs["parameters"], attrs["run_digest"], covered])
-        return f"{attrs['probe']}-{sha256(asked.encode()).hexdigest()[:8]}"
+        return results.directory(self.path if out is None else out)
 
 
 def _integers(name: str, given: Any) -> list[int]:
@@ -504,28 +437,3 @@ def _weights(parameters: xr.Dataset, seed: int, step: int) -> "dict[str, Tensor]
         str(name): torch.from_numpy(values.values[seed, step].copy())
         for name, values in parameters.items()
     }
-
-
-def _to_zarr(result: xr.Dataset, path: Path) -> None:
-    from zarr.storage import LocalStore
-
-    with warnings.catch_warnings():
-        # xarray warns on opening a store without consolidated metadata, zarr on writing one with.
-        warnings.filterwarnings("ignore", message="Consolidated metadata")
-        result.to_zarr(LocalStore(path), mode="w", consolidated=True, zarr_format=3)
-
-
-def _write_aside(target: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `target` and rename, so that what stands there is whole or absent."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        write(aside)
-        if target.is_dir():
-            shutil.rmtree(target)
-        aside.replace(target)
-    finally:
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink(missing_ok=True)

@@ -296,10 +296,8 @@ class _Verification:
             text = "are not the numbers from 0 on"
             self._find("disagrees", self._first_file("log_step"), text, "log_step")
         diverged = self._whole("diverged_at", seeds=self.seeds)
-        if diverged is None or diverged.shape != self.seeds.shape:
-            self.diverged_at = None
-        else:
-            self.diverged_at = np.where(diverged < self.last, diverged, np.nan)
+        fits = diverged is not None and diverged.shape == self.seeds.shape
+        self.diverged_at = diverged if fits else None
 
     def _prefix(self, stored: np.ndarray | None) -> int:
         """Return how many checkpoints are whole; where that is lost, what the resume file says."""

@@ -91,9 +91,9 @@ def train(
             groups = _check_resumable(recipe, run_dir, device, notify)
             writer = stack.enter_context(TrajectoryWriter.resume(run_dir))
         else:
-            plan = _plan(recipe)
+            plan = plan_run(recipe)
             check_room(recipe, plan, run_dir)
-            config = _config(recipe, groups, device)
+            config = run_config(recipe, groups, device)
             writer = stack.enter_context(
                 TrajectoryWriter.create(run_dir, plan, config, overwrite=overwrite)
             )
@@ -147,7 +147,8 @@ def _partition(n_seeds: int, n_workers: int) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-def _plan(recipe: Recipe) -> Plan:
+def plan_run(recipe: Recipe) -> Plan:
+    """Return what a run of `recipe` will store."""
     return Plan(
         parameters=recipe.model.parameters(recipe.task),
         sizes=recipe.model.sizes(recipe.task),
@@ -163,7 +164,8 @@ def _plan(recipe: Recipe) -> Plan:
     )
 
 
-def _config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, Any]:
+def run_config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, Any]:
+    """Return what `config.yaml` will say: recipe, device, groups of seeds, versions."""
     versions = {name: version(name) for name in _LIBRARIES}
     return {
         "recipe": recipe.settings(),
@@ -191,7 +193,7 @@ def _check_resumable(
             f"the run was begun with another recipe ({'; '.join(differences)}); resume it with the "
             "recipe in its config.yaml, or train into another directory"
         )
-    now = _config(recipe, config["groups"], device)
+    now = run_config(recipe, config["groups"], device)
     changed = [
         f"{name} {config['versions'].get(name)} -> {number}"
         for name, number in now["versions"].items()

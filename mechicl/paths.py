@@ -1,0 +1,31 @@
+"""Paths as users give them."""
+
+from os import PathLike, fspath
+from pathlib import Path
+
+from mechicl.checkpoints.reader import is_url
+from mechicl.errors import InputError
+
+
+def local_directory(path: str | Path) -> Path:
+    """Return `path` as a local path to write to, `~` expanded.
+
+    Raises InputError for a URL, an empty path, and for what is there and is no directory.
+    """
+    text = path_text(path)
+    if is_url(text):
+        raise InputError(f"{text} is a URL, and only local directories are written; give a path")
+    local = Path(text).expanduser()
+    if not local.is_dir() and (local.exists() or local.is_symlink()):
+        raise InputError(f"{local} is not a directory; give another path")
+    return local
+
+
+def path_text(path: object) -> str:
+    """Return a path as text; raise InputError if it is none, or empty."""
+    if not isinstance(path, (str, PathLike)):
+        raise InputError(f"a path is text or a Path; given {type(path).__name__}")
+    text = fspath(path)
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"a path cannot be empty; given {text!r}")
+    return text
