@@ -129,9 +129,9 @@ def test_workers_of_a_resumed_run_are_those_it_was_begun_with(
     groups: list[list[int]] = []
 
     class Recorded(Worker):
-        def __init__(self, *arguments: object) -> None:
+        def __init__(self, *arguments: object, **options: object) -> None:
             groups.append(list(arguments[3]))
-            super().__init__(*arguments)
+            super().__init__(*arguments, **options)
 
     monkeypatch.setattr("mechicl.training.loop.Worker", Recorded)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
