@@ -520,10 +520,8 @@ class _Verification:
                 return
             except DamagedRunError as error:
                 now = self._committed()
-                if (
-                    self.n_saved < now <= self.steps.size
-                ):  # a writer has gone on, and has done away with it
-                    self.n_saved = now
+                if self.n_saved < now <= self.steps.size:
+                    self.n_saved = now  # a writer has gone on, and has done away with that file
                     continue
                 what, why = _fault(path)
                 done = self.n_saved == self.steps.size

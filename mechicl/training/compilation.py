@@ -1,5 +1,6 @@
 """Compiling the training step where a compiler exists, and running it as it is where none does."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,13 +31,21 @@ def compiled_step(
     eager = make_step(recipe)
     compiled = torch.compile(eager, dynamic=False, fullgraph=True, options=_OPTIONS[device])
     try:
-        for size in sorted(set(group_sizes)):
-            state = initial_state(recipe, tuple(range(size))).to(device)
-            normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
-            with torch.no_grad():
-                compiled(state, normals)
+        # A remark of torch about itself is no reason to train without it, whatever the filters say.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _compile_for(recipe, sorted(set(group_sizes)), compiled, device)
     except Exception as error:  # torch.compile has no exception of its own for "no compiler"
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         notify(f"training without a compiler, which is slower ({reason})")
         return eager, False
     return compiled, True
+
+
+def _compile_for(recipe: Recipe, sizes: Iterable[int], compiled: Step, device: str) -> None:
+    """Run one step of each stack size, which compiles it."""
+    for size in sizes:
+        state = initial_state(recipe, tuple(range(size))).to(device)
+        normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
+        with torch.no_grad():
+            compiled(state, normals)
