@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+import xarray as xr
 
 from mechicl.checkpoints import (
     TrajectoryWriter,
@@ -320,6 +321,23 @@ def test_what_is_damaged_is_left_out_on_request(chunked, damage):
         load(read_trajectory(chunked)[["b_Q"]], where=chunked, skip_damaged=True)
     with pytest.raises(DamagedRunError):
         load(read_trajectory(chunked), where=chunked)
+
+
+def test_what_could_not_be_read_for_a_moment_is_read_chunk_by_chunk(chunked, monkeypatch):
+    whole, read, failed = load(read_trajectory(chunked), where=chunked), xr.Variable.load, []
+
+    def once(variable, **options):
+        if variable.ndim == 4 and not failed:
+            failed.append(variable)
+            raise OSError("stale file handle")
+        return read(variable, **options)
+
+    dataset = read_trajectory(chunked).isel(seed=[1])
+    monkeypatch.setattr(xr.Variable, "load", once)
+    got = load(dataset, where=chunked)
+    assert failed
+    assert got["W_Q"].variable._in_memory
+    assert got.identical(whole.isel(seed=[1]))
 
 
 def test_constants_cannot_be_left_out(chunked):

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import tracemalloc
@@ -212,7 +213,7 @@ def test_chunks_that_split_seeds_or_matrices(tmp_path, monkeypatch):
 
 
 def test_a_chunk_that_was_being_replaced_is_read_again(run, monkeypatch):
-    verification = __import__("sys").modules["mechicl.checkpoints.verify"]
+    verification = sys.modules["mechicl.checkpoints.verify"]
     read, failed = verification.read_chunk, []
 
     def once(run, array, chunk):
@@ -425,6 +426,14 @@ def test_coordinates_that_cannot_be(run):
     ]
 
 
+def test_a_seed_below_0(run):
+    put(run, "seed", [3, -7])
+    assert seen(run) == [
+        found("disagrees", CONFIG, "seed"),
+        found("disagrees", f"{TRAJECTORY}/seed/c/0", "seed"),
+    ]
+
+
 def both(run: Path, array: str, **changes: object) -> None:
     """Change the metadata of an array where it lies and where they are consolidated."""
     edit(metadata(run, array), lambda own: own.update(changes))
@@ -593,7 +602,7 @@ def test_one_parameter_that_stands_still_is_no_duplicate(tmp_path):
 
 
 def test_a_duplicate_is_not_told_from_a_chunk_that_is_lost(tmp_path):
-    run = write(tmp_path / "run", change=repeating((2, 4, 5), 0, ("W_Q", "b_Q")))
+    run = write(tmp_path / "run", change=repeating((2, 4, 5, 8), 0, ("W_Q", "b_Q")))
     flip_bit(run / TRAJECTORY / "b_Q" / "c" / "0" / "1")
     assert seen(run) == [
         found("altered", f"{TRAJECTORY}/b_Q/c/0/1", "b_Q", SEEDS, (20, 25, 30, 35)),
@@ -616,13 +625,23 @@ def test_a_checkpoint_that_is_wrong_jumps_there_and_back(tmp_path):
 @pytest.mark.parametrize(("first", "file", "step"), [(1, 0, 5), (8, 2, 40), (9, 2, 45)])
 def test_a_jump_to_stay(tmp_path, first, file, step):
     def change(index, checkpoint):
-        bias = checkpoint.parameters["b_Q"][0] + 300
+        bias = checkpoint.parameters["b_Q"][0] + 100
         return changed(checkpoint, "b_Q", 0, bias) if index >= first else checkpoint
 
     run = write(tmp_path / "run", change=change)
     assert seen(run) == [
         found("jump", f"{TRAJECTORY}/b_Q/c/0/{file}", "b_Q", (3,), (step,), severity="remark")
     ]
+
+
+def test_a_jump_of_a_parameter_that_chunks_split_is_in_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "MAX_CHUNK_BYTES", 16)
+
+    def change(index, checkpoint):
+        return changed(checkpoint, "W_Q", (0, 1, 2), 1e5) if index == 9 else checkpoint
+
+    run = write(tmp_path / "run", change=change)
+    assert seen(run) == [found("jump", f"{TRAJECTORY}/W_Q", "W_Q", (3,), (45,), severity="remark")]
 
 
 def test_what_is_no_jump(tmp_path):
@@ -689,7 +708,7 @@ def test_what_a_living_writer_has_in_hand_is_no_leftover(run):
     finished.wait()
     for change, is_remarked in (
         ({}, False),
-        ({"host": "another"}, False),
+        ({"pid": finished.pid, "host": "another"}, False),
         ({"pid": finished.pid}, True),
     ):
         (run / LOCK_HOLDER).write_text(json.dumps(holders | change))
@@ -716,6 +735,22 @@ def test_the_optimiser_state_of_the_last_commit(tmp_path, stop, damage, what):
         {"lose": "is missing", "empty": "cannot be read", "flip": "has a wrong checksum"}[damage]
     )
     assert only(run).message.endswith("the run is complete") == (stop == 21)
+
+
+def test_an_optimiser_state_that_a_writer_has_replaced_meanwhile(run, monkeypatch):
+    verification = sys.modules["mechicl.checkpoints.verify"]
+    read, written = verification.load_arrays, []
+
+    def late(path):
+        if not written:
+            written.append(path.name)
+            write(run, 12, N_SAVED)
+        return read(path)
+
+    monkeypatch.setattr(verification, "load_arrays", late)
+    assert verify(run) == []
+    assert written == ["resume-45.safetensors"]
+    assert not (run / written[0]).exists()
 
 
 # Beside a writer, in bounded memory -------------------------------------------------------------
