@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,6 +63,9 @@ _OF_NO_RUN = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, CONFIG + PARTIAL}
 """What a kill may leave before there is anything of a run."""
 
 
+Resume = Mapping[str, Shaped[np.ndarray, "..."]]
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """What is saved of a training at one step.
@@ -77,13 +80,14 @@ class Checkpoint:
     diverged_at
         Step at which the loss of a seed became non-finite, before this step; NaN: it has not.
     resume
-        State of the optimiser and of all else that continuing needs, beside the parameters.
+        State of the optimiser and of all else that continuing needs, beside the parameters: arrays,
+        or a function that gives them, called if this checkpoint is the last of a commit.
     """
 
     parameters: Mapping[str, Float32[np.ndarray, "seed ..."]]
     loss: Float32[np.ndarray, "seed log_step"]
     diverged_at: Float64[np.ndarray, " seed"]
-    resume: Mapping[str, Shaped[np.ndarray, "..."]] = field(default_factory=dict)
+    resume: Resume | Callable[[], Resume] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class _Latest:
 
     n_added: int
     diverged_at: np.ndarray
-    resume: dict[str, np.ndarray]
+    resume: Resume | Callable[[], Resume]
 
 
 class TrajectoryWriter:
@@ -319,7 +323,9 @@ class TrajectoryWriter:
             block[:, n_added - self._start] = checkpoint.parameters[name]
         since, until = self._step(n_added) - self._log_start, self.steps[n_added] - self._log_start
         self._loss[:, since:until] = checkpoint.loss
-        resume = {name: np.array(array, order="C") for name, array in checkpoint.resume.items()}
+        resume = checkpoint.resume
+        if not callable(resume):
+            resume = {name: np.array(array, order="C") for name, array in resume.items()}
         self._latest = _Latest(n_added + 1, np.array(checkpoint.diverged_at), resume)
         if n_added + 1 == self._start + self._chunk_steps:
             self.commit()
@@ -352,7 +358,7 @@ class TrajectoryWriter:
             problems.append(f"diverged_at is {diverged}, not before step {step}")
         problems += [
             f"resume array {name} is {np.asarray(array).dtype}, not numbers"
-            for name, array in checkpoint.resume.items()
+            for name, array in ({} if callable(checkpoint.resume) else checkpoint.resume).items()
             if np.asarray(array).dtype.kind not in "biuf"
         ]
         if problems:
@@ -389,7 +395,8 @@ class TrajectoryWriter:
         try:
             self._write_arrays(latest, last)
             self._writing = resume_name(last)
-            save_arrays(self.run_dir / self._writing, latest.resume)
+            resume = latest.resume() if callable(latest.resume) else latest.resume
+            save_arrays(self.run_dir / self._writing, resume)
             self._writing = "n_saved"
             self._arrays["n_saved"][...] = latest.n_added
             self._advance(latest.n_added, last)

@@ -13,6 +13,7 @@ def info(
 ) -> None:
     """Say what a run is, how far it got, and which probes apply to it."""
     from mechicl import analyses
+    from mechicl.checkpoints import load
     from mechicl.cli.tables import show
     from mechicl.run import open_run
 
@@ -20,7 +21,8 @@ def info(
     recipe = run.recipe
     attrs = run.trajectory.attrs
     state = "complete" if run.complete else "unfinished (or still training)"
-    losses = run.metrics["loss"].isel(log_step=slice(-100, None)).mean("log_step").values
+    late = run.metrics[["loss"]].isel(log_step=slice(-100, None))
+    losses = load(late, where=run.path)["loss"].mean("log_step").values
     diverged = run.diverged()
     seeds = [
         f"{seed}: diverged at step {diverged[seed]}" if seed in diverged else f"{seed}: {loss:.4f}"

@@ -220,24 +220,34 @@ def _step(
 
 def _checkpoint(snapshots: Sequence[Snapshot], compiled: bool) -> Checkpoint:
     """Join the groups' snapshots; a seed that has diverged has no parameters any more: NaN."""
-    states = [snapshot.state.to("cpu") for snapshot in snapshots]
-    diverged_at = torch.cat([state.diverged_at for state in states])
-    gone = ~torch.isnan(diverged_at)
-    parameters, resume = {}, {"compiled": np.array(compiled), "step": states[0].step.numpy()}
+    states = [snapshot.state for snapshot in snapshots]
+    diverged_at = _join([state.diverged_at for state in states])
+    gone = ~np.isnan(diverged_at)
+    parameters = {}
     for name in states[0].parameters:
-        joined = torch.cat([state.parameters[name] for state in states])
-        joined[gone] = torch.nan
-        parameters[name] = joined.numpy()
-    for moment, stack in states[0].moments.items():
-        for name in stack:
-            joined = torch.cat([state.moments[moment][name] for state in states])
-            resume[f"{moment}.{name}"] = joined.numpy()
+        parameters[name] = _join([state.parameters[name] for state in states])
+        if gone.any():
+            parameters[name][gone] = np.nan
+
+    def resume() -> dict[str, np.ndarray]:
+        moments = {
+            f"{moment}.{name}": _join([state.moments[moment][name] for state in states])
+            for moment, stack in states[0].moments.items()
+            for name in stack
+        }
+        step = states[0].step.cpu().numpy()
+        return {**moments, "compiled": np.array(compiled), "step": step, "diverged_at": diverged_at}
+
     return Checkpoint(
         parameters=parameters,
         loss=np.concatenate([snapshot.loss for snapshot in snapshots]),
-        diverged_at=diverged_at.double().numpy(),
-        resume={**resume, "diverged_at": diverged_at.numpy()},
+        diverged_at=diverged_at.astype(float),
+        resume=resume,  # joined when it is committed, which few checkpoints are the last to be
     )
+
+
+def _join(groups: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.concatenate([tensor.cpu().numpy() for tensor in groups])
 
 
 def _restored(writer: TrajectoryWriter) -> State:
