@@ -31,7 +31,7 @@ BUILTIN = (
     "solution_manifold",
     "zero_sum_ov",
 )
-_PART_BYTES = 2**26  # of parameters read at once, where a probe goes step by step
+_PART_BYTES = 2**24  # of parameters read at once, where a probe goes step by step
 
 _REGISTRY: "Registry[Probe]" = Registry(
     "probe", {name: f"mechicl.analyses.{name}" for name in BUILTIN}
