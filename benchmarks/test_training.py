@@ -84,10 +84,10 @@ def test_the_floor(benchmark: object, report: Callable, group: int) -> None:
 
 
 GROWTH = [
-    *[("seeds", n, {"n_seeds": n}) for n in (1, 2, 4, 8, 16, 32, 64)],
-    *[("L", n, {"n_seeds": 4, "n_context": n}) for n in (40, 125, 350, 1000)],
-    *[("d", n, {"n_seeds": 4, "d": n}) for n in (5, 12, 25, 50)],
-    *[("H", n, {"n_seeds": 4, "n_heads": n}) for n in (1, 2, 4, 8, 16)],
+    *[("seeds", n, {"n_seeds": n}) for n in (1, 4, 16, 64)],
+    *[("L", n, {"n_seeds": 4, "n_context": n}) for n in (40, 200, 1000)],
+    *[("d", n, {"n_seeds": 4, "d": n}) for n in (5, 16, 50)],
+    *[("H", n, {"n_seeds": 4, "n_heads": n}) for n in (1, 4, 16)],
 ]
 
 
