@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def compiled_step(
     Without a working compiler the step comes back as it is, and `notify` is told once, in a line.
     """
     eager = make_step(recipe)
-    compiled = torch.compile(eager, dynamic=False, fullgraph=True, options=_OPTIONS[device])
+    own = _with_code_of_its_own(eager, f"step_{recipe.digest}")
+    compiled = torch.compile(own, dynamic=False, fullgraph=True, options=_OPTIONS[device])
     try:
         # A remark of torch about itself is no reason to train without it, whatever the filters say.
         with warnings.catch_warnings():
@@ -40,6 +42,16 @@ def compiled_step(
         notify(f"training without a compiler, which is slower ({reason})")
         return eager, False
     return compiled, True
+
+
+def _with_code_of_its_own(function: Any, name: str) -> Step:
+    """Copy a function, its code included.
+
+    Torch counts recompilations by code object and gives up after a few: recipes trained one after
+    another in one process would end uncompiled.
+    """
+    code = function.__code__.replace(co_name=name)
+    return FunctionType(code, function.__globals__, name, None, function.__closure__)
 
 
 def _compile_for(recipe: Recipe, sizes: Iterable[int], compiled: Step, device: str) -> None:

@@ -375,3 +375,15 @@ def test_what_the_machine_has_no_room_for_is_refused(tmp_path: Path, change: dic
     with pytest.raises(InputError):
         train(load_recipe(QUICK, SMALL | change), tmp_path / "run", compile=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_many_recipes_in_one_process_are_all_compiled(tmp_path: Path) -> None:
+    """Torch gives up on a function that it has compiled eight times over."""
+    remarks = []
+    for n_context in range(2, 12):
+        recipe = load_recipe(QUICK, {**SMALL, "n_context": n_context, "n_steps": 3, "seeds": [0]})
+        train(recipe, tmp_path / str(n_context), notify=remarks.append)
+    if len(remarks) == 10:
+        pytest.skip(remarks[0])
+    assert remarks == []
