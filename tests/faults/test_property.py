@@ -27,7 +27,7 @@ class Recorder:
         add = TrajectoryWriter.add
 
         def recorded(writer: TrajectoryWriter, checkpoint: Checkpoint) -> None:
-            self.given[int(checkpoint.resume["step"])] = checkpoint
+            self.given[int(checkpoint.resume()["step"])] = checkpoint
             add(writer, checkpoint)
 
         monkeypatch.setattr(TrajectoryWriter, "add", recorded)
