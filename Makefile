@@ -25,8 +25,8 @@ test-all: $(VENV)/installed-test
 	$(BIN)/pytest $(ARGS)
 
 bench: $(VENV)/installed-test
-	$(BIN)/python -m pytest benchmarks --benchmark-json=build/bench.json -p no:cacheprovider $(ARGS)
-	$(BIN)/python -m benchmarks.report build/bench.json
+	$(BIN)/python -m pytest benchmarks --benchmark-json=build/bench.json -p no:cacheprovider $(ARGS); \
+	missed=$$?; $(BIN)/python -m benchmarks.report build/bench.json && exit $$missed
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
