@@ -326,8 +326,11 @@ class Run:
     def _load(self, part: xr.Dataset, *, skip_damaged: bool) -> xr.Dataset:
         return load(part.copy(), where=self.path, skip_damaged=skip_damaged)
 
-    def _prompts(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        sample = self.task.sample(n, seed=seed)
+    def _prompts(
+        self, n: int, seed: int, *, part: int = 0, n_context: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        task = self.task if n_context is None else self.task.at_length(n_context)
+        sample = task.sample(n, seed=seed, part=part)
         return sample["inputs"].values, sample["targets"].values
 
     def _predict(self, parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:

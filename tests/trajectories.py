@@ -40,7 +40,8 @@ def from_circuits(kq: np.ndarray, ov: np.ndarray, **settings: object) -> xr.Data
 def from_weights(weights: Mapping[str, np.ndarray], **settings: object) -> xr.Dataset:
     """Return a trajectory of one layer with weights (seed, step, head, ...).
 
-    Settings: d, n_context, noise_variance, isotropic, score_scale, steps.
+    Settings: d, n_context, noise_variance, isotropic, covariance, score_scale, softmax, slope,
+    steps.
     """
     n_seeds, n_steps, _, width, _ = weights["W_Q"].shape
     attrs = {"units": "1", "long_name": "made by hand", "stray": "must not leak"}
@@ -53,8 +54,12 @@ def from_weights(weights: Mapping[str, np.ndarray], **settings: object) -> xr.Da
         "noise_variance": settings.get("noise_variance", 0.1),
         "isotropic": settings.get("isotropic", 1),
         "score_scale": settings.get("score_scale", 1.0),
+        "softmax": settings.get("softmax", 1),
+        "slope": settings.get("slope", 1.0),
     }
     data |= {name: ((), value, attrs) for name, value in constants.items()}
+    sigma = np.asarray(settings.get("covariance", np.eye(int(constants["d"]))), dtype=float)
+    data["covariance"] = (("covariate", "covariate_other"), sigma, attrs)
     steps = settings.get("steps", 10 * np.arange(n_steps))
     coords = {
         "seed": ("seed", np.arange(n_seeds), {"long_name": "seed"}),

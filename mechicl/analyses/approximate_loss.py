@@ -1,22 +1,25 @@
 """The approximate loss (4.1) of the measured head scales beside the loss on fixed prompts."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import numpy as np
 import pydantic
 import xarray as xr
-from jaxtyping import Float, Int
 
+from mechicl.analyses.evaluation import (
+    losses,
+    reference_axis,
+    spread_steps,
+)
 from mechicl.analyses.heads import (
     ATTENTION,
     NONFINITE,
     REGRESSION,
+    SOFTMAX,
     apply_where,
     constants,
-    finite,
     head_scales,
-    isotropic_one_layer,
+    isotropic_softmax,
     nonfinite,
 )
 from mechicl.analyses.probe import Forward, probe, undefined_codes
@@ -27,7 +30,7 @@ _MODEL = ("seed", "step")
 
 
 @probe(
-    needs=ATTENTION | REGRESSION,
+    needs=ATTENTION | REGRESSION | SOFTMAX,
     gives={
         "approximate_loss": Var(_MODEL, "1", "approximate loss of eq. (4.1) at (omega, mu)", 0),
         "measured_loss": Var(_MODEL, "1", "mean squared error on the evaluation set", 0),
@@ -39,7 +42,7 @@ _MODEL = ("seed", "step")
     },
     undefined=(NONFINITE, "nonfinite_loss"),
     headline=("measured_loss", "approximate_loss", "gap"),
-    applies=isotropic_one_layer,
+    applies=isotropic_softmax,
     references=("he2025 (2.5), (4.1), Proposition 4.1",),
     forward=True,
 )
@@ -93,8 +96,8 @@ def approximate_loss(
     chosen = forward.load(trajectory.isel(step=spread_steps(trajectory["step"].values, n_steps)))
     omega, mu = head_scales(chosen)
     broken = nonfinite(chosen)
-    inputs, targets = forward.prompts(n_prompts, evaluation_seed)
-    measured, error = _measured(chosen, forward, inputs, targets, broken)
+    measured, error, references = losses(chosen, forward, n_prompts, evaluation_seed)
+    measured, error = measured.where(~broken), error.where(~broken)
 
     def closed_form(kq: np.ndarray, ov: np.ndarray) -> np.ndarray:
         value = linear_regression.approximate_loss(kq, ov, **setting)
@@ -102,70 +105,15 @@ def approximate_loss(
 
     approximate = apply_where(~broken, closed_form, omega, mu)
     gap = measured - approximate
-    names, losses, errors = _references(forward.references(inputs), targets)
     return xr.Dataset(
         {
             "approximate_loss": approximate,
             "measured_loss": measured,
             "measured_error": error,
             "gap": gap,
-            "reference_loss": ("reference", losses),
-            "reference_error": ("reference", errors),
+            "reference_loss": ("reference", [one.mean for one in references.values()]),
+            "reference_error": ("reference", [one.error for one in references.values()]),
             "undefined": undefined_codes({NONFINITE: broken, "nonfinite_loss": gap.isnull()}),
         },
-        coords={"reference": names},
+        coords={"reference": reference_axis(references)},
     )
-
-
-def spread_steps(steps: Int[np.ndarray, " step"], n: int) -> Int[np.ndarray, " chosen"]:
-    """Return positions of at most `n` steps, even in log(1 + time since the first), ends in."""
-    since_first = np.log1p((steps - steps[0]).astype(float))
-    wanted = np.linspace(0.0, since_first[-1], n)
-    nearest = np.abs(since_first[:, None] - wanted).argmin(axis=0)
-    return np.unique(np.append(nearest, [0, len(steps) - 1]))
-
-
-def _measured(
-    chosen: xr.Dataset,
-    forward: Forward,
-    inputs: np.ndarray,
-    targets: np.ndarray,
-    broken: xr.DataArray,
-) -> tuple[xr.DataArray, xr.DataArray]:
-    """Return the mean squared error of every model, and its standard error, (seed, step)."""
-    names = [name for name, value in chosen.data_vars.items() if {*_MODEL} <= {*value.dims}]
-    moments = []
-    for index in range(chosen.sizes["step"]):
-        one = chosen[names].isel(step=index).transpose("seed", ...)
-        parameters = {str(name): one[name].values for name in names}
-        predictions = forward.predict(parameters, inputs).astype(float)
-        moments.append(_moments(predictions, targets))
-    loss, error = np.moveaxis(np.array(moments), 0, -1)
-    like = broken.transpose(*_MODEL)
-    measured = like.copy(data=loss).where(~broken)
-    defined = finite(measured)
-    return measured.where(defined), like.copy(data=error).where(defined)
-
-
-def _moments(
-    predictions: Float[np.ndarray, "*models batch"], targets: Float[np.ndarray, " batch"]
-) -> tuple[Float[np.ndarray, "*models"], Float[np.ndarray, "*models"]]:
-    """Return the mean of the squared errors and its standard error."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = (predictions - targets) ** 2
-        return squares.mean(-1), squares.std(-1, ddof=1) / np.sqrt(squares.shape[-1])
-
-
-def _references(
-    predictions: Mapping[str, np.ndarray], targets: np.ndarray
-) -> tuple[xr.DataArray, list[float], list[float]]:
-    """Return the axis of references, named by CF flags, with their losses and standard errors."""
-    moments = [_moments(values.astype(float), targets) for values in predictions.values()]
-    axis = xr.DataArray(
-        np.arange(len(predictions)),
-        dims="reference",
-        attrs=Var(
-            ("reference",), "1", "reference predictor", flags=dict(enumerate(predictions))
-        ).attrs,
-    )
-    return axis, [float(loss) for loss, _ in moments], [float(error) for _, error in moments]

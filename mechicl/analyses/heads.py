@@ -28,6 +28,9 @@ REGRESSION = {
 }
 """Constants of the regression task."""
 
+SOFTMAX = {"softmax": Var((), "1", "1 where attention is softmax", 0, 1)}
+"""Constant of the model that closed forms of softmax ask for."""
+
 NONFINITE = "nonfinite_parameters"
 NO_LIVE_HEAD = "no_live_head"
 
@@ -58,6 +61,14 @@ def isotropic_one_layer(trajectory: xr.Dataset) -> str | None:
     reason = one_layer(trajectory)
     if reason is None and not bool(trajectory["isotropic"]):
         return "its closed forms assume isotropic covariates, and these have another covariance"
+    return reason
+
+
+def isotropic_softmax(trajectory: xr.Dataset) -> str | None:
+    """Apply where `isotropic_one_layer` does and attention is softmax."""
+    reason = isotropic_one_layer(trajectory)
+    if reason is None and not bool(trajectory["softmax"]):
+        return "its closed forms are of softmax attention, and this is another one"
     return reason
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pydantic
@@ -38,6 +38,16 @@ _REGISTRY: "Registry[Probe]" = Registry(
 )
 
 
+class PromptSource(Protocol):
+    """Type of `Forward.prompts`."""
+
+    def __call__(
+        self, n: int, seed: int, *, part: int = 0, n_context: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and targets."""
+        ...
+
+
 @dataclass(frozen=True)
 class Forward:
     """What a forward probe may ask of a run besides its parameters; arrays are NumPy.
@@ -47,19 +57,21 @@ class Forward:
     predict
         `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps the names of
         all variables along seed and step to arrays with any leading axes `...`; `inputs` has a
-        leading batch axis; the result is `(..., batch)`.
+        leading batch axis; the result is `(..., batch)`, or `(..., batch, response)` where a target
+        has several responses.
     prompts
-        `(n, seed) -> (inputs, targets)`: a fixed evaluation set, a pure function of its arguments,
-        apart from the data that the run trains on.
+        `(n, seed, *, part=0, n_context=None) -> (inputs, targets)`: a fixed evaluation set, a pure
+        function of its arguments, apart from the data that the run trains on. Parts of one seed are
+        independent; `n_context` asks for contexts of another length.
     references
         `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts,
-        each `(batch,)`, under names without blanks.
+        each shaped like the targets, under names without blanks.
     load
         Reads the part of the trajectory that the probe chose into memory.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
-    prompts: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    prompts: PromptSource
     references: Callable[[np.ndarray], Mapping[str, np.ndarray]]
     load: Callable[[xr.Dataset], xr.Dataset] = xr.Dataset.compute
 

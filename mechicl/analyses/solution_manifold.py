@@ -11,12 +11,13 @@ from mechicl.analyses.heads import (
     DUMMY_THRESHOLD,
     NONFINITE,
     REGRESSION,
+    SOFTMAX,
     Threshold,
     Tolerance,
     apply_where,
     constants,
     head_scales,
-    isotropic_one_layer,
+    isotropic_softmax,
     live_heads,
     nonfinite,
     quotient,
@@ -31,7 +32,7 @@ _SMALLEST_OV = 1e-100  # far smaller ones square to zero
 
 
 @probe(
-    needs=ATTENTION | REGRESSION,
+    needs=ATTENTION | REGRESSION | SOFTMAX,
     gives={
         "gamma": Var(_MODEL, "1", "KQ scale, |mu|-weighted mean of |omega|", 0),
         "mu_gamma": Var(_MODEL, "1", "OV scale of each sign as measured, half the sum of |mu|", 0),
@@ -46,7 +47,7 @@ _SMALLEST_OV = 1e-100  # far smaller ones square to zero
     statement="the model is on the solution manifold with the optimal step size",
     undefined=(NONFINITE, "zero_step_size", "kq_too_large", "one_sign_only"),
     headline=("gamma", "eta", "eta_error", "distance"),
-    applies=isotropic_one_layer,
+    applies=isotropic_softmax,
     references=("he2025 (4.6), (4.7), (4.8), Theorem 4.2",),
 )
 def solution_manifold(

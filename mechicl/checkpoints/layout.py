@@ -43,6 +43,9 @@ MAX_CHUNK_STEPS = 256
 MAX_CHUNK_BYTES = 16 * 2**20
 MAX_CHUNK_LOG_STEPS = 4096
 
+VARYING = ("seed", "step", "log_step")
+"""Dims of what differs between models; a constant has none of them."""
+
 RESERVED = ("seed", "step", "log_step", "loss", "diverged_at", "n_saved")
 RESERVED_ATTRS = ("schema_version", "mechicl_version", "n_saved", "n_planned", "complete")
 
@@ -57,6 +60,12 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     """Hash a recipe as it is written down, so that a later default does not change it."""
     decisive = {key: value for key, value in settings.items() if key not in INDECISIVE}
     return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def is_constant(array: zarr.Array) -> bool:
+    """Whether an array is a constant of the task or model, and no parameter."""
+    dims = getattr(array.metadata, "dimension_names", None) or ()
+    return array.dtype == np.float64 and not set(VARYING) & set(dims)
 
 
 def resume_name(step: int) -> str:
@@ -107,7 +116,8 @@ class Plan:
     steps
         Steps to save, increasing, ``(step,)``; training ends at the last.
     constants
-        Constants of the task, scalars: a declaration without dims, and the value.
+        Constants of the task: a declaration without seed and step, and the value, a number or an
+        array.
     attrs
         Attributes of the whole, JSON; `run_digest` among them.
     loss
@@ -123,7 +133,7 @@ class Plan:
     sizes: Mapping[str, int]
     seeds: tuple[int, ...]
     steps: Int64[np.ndarray, " step"]
-    constants: Mapping[str, tuple[Var, float]]
+    constants: Mapping[str, tuple[Var, float | np.ndarray]]
     attrs: Mapping[str, object]
     loss: Var = field(default_factory=lambda: Var(("seed", "log_step"), "1", "training loss"))
 
@@ -168,11 +178,12 @@ class Plan:
         both = sorted(set(self.parameters) & set(self.constants))
         if both:
             problems.append(f"{', '.join(both)}: parameter and constant at once")
-        problems += [
-            f"constant {name} has dims {var.dims}"
-            for name, (var, _) in self.constants.items()
-            if var.dims
-        ]
+        for name, (var, value) in self.constants.items():
+            varying = sorted(set(var.dims) & set(VARYING))
+            if varying:
+                problems.append(f"constant {name} has dims {', '.join(varying)}")
+            if np.ndim(value) != len(var.dims):
+                problems.append(f"constant {name} has {np.ndim(value)} axes and dims {var.dims}")
         taken = sorted(set(self.attrs) & set(RESERVED_ATTRS))
         if taken:
             problems.append(f"attrs {', '.join(taken)} are set by the store")
@@ -212,8 +223,8 @@ class Plan:
         plans["loss"] = ArrayPlan(self.loss, "float32", math.nan, (n_seeds, n_steps), chunks)
         diverged = Var(("seed",), "step", "step at which the loss became non-finite, NaN: at none")
         plans["diverged_at"] = ArrayPlan(diverged, "float64", math.nan, (n_seeds,), (n_seeds,))
-        for name, (var, _) in self.constants.items():
-            plans[name] = ArrayPlan(var, "float64", math.nan, (), ())
+        for name, (var, value) in self.constants.items():
+            plans[name] = ArrayPlan(var, "float64", math.nan, np.shape(value), np.shape(value))
         saved = Var((), "1", "number of checkpoints that are written whole, from the first")
         plans["n_saved"] = ArrayPlan(saved, "int64", -1, (), ())
         return plans

@@ -27,6 +27,7 @@ from mechicl.checkpoints.layout import (
     LOCK_HOLDER,
     REPLACED,
     TRAJECTORY,
+    is_constant,
     resume_name,
     settings_digest,
 )
@@ -374,11 +375,12 @@ class _Verification:
         self.fitting: dict[str, zarr.Array] = {}
         for name, array in self.arrays.items():
             dims, problems = _dims(array), []
-            if array.ndim > 1 and name != "loss" and dims[:2] != ("seed", "step"):
+            parameter = name not in _ALWAYS and not is_constant(array)
+            if parameter and dims[:2] != ("seed", "step"):
                 problems.append(
                     f"has the dims {', '.join(dims)}; those of a parameter begin with seed, step"
                 )
-            if array.ndim > 1 and array.dtype != np.float32:
+            if parameter and array.dtype != np.float32:
                 problems.append(f"is {array.dtype}, not float32")
             problems += [
                 f"has {size} along {dim}, where the others have {known[dim]}"
@@ -395,7 +397,9 @@ class _Verification:
 
     def _parameters(self) -> None:
         """Find chunks of parameters that are damaged, and values that cannot be right."""
-        names = [name for name, a in self.fitting.items() if a.ndim > 1 and name != "loss"]
+        names = [
+            name for name, a in self.fitting.items() if name not in _ALWAYS and not is_constant(a)
+        ]
         pairs = max(0, self.n_saved - 1)
         repeated = np.full((self.seeds.size, pairs), bool(names))
         for name in names:
@@ -506,7 +510,7 @@ class _Verification:
 
     def _constants(self) -> None:
         for name, array in self.fitting.items():
-            if name not in _ALWAYS and array.ndim < 2:
+            if name not in _ALWAYS and is_constant(array):
                 self._whole(name)
 
     # What a writer leaves -----------------------------------------------------------------------

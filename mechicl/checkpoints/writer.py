@@ -43,6 +43,7 @@ from mechicl.checkpoints.layout import (
     TRAJECTORY,
     Plan,
     allocate,
+    is_constant,
     resume_name,
 )
 from mechicl.checkpoints.reader import (
@@ -215,7 +216,9 @@ class TrajectoryWriter:
             for name, array in sorted(group.arrays())
         }
         self._parameters = [
-            name for name, array in self._arrays.items() if array.ndim > 1 and name not in RESERVED
+            name
+            for name, array in self._arrays.items()
+            if name not in RESERVED and not is_constant(array)
         ]
         self._chunk_steps = self._arrays[self._parameters[0]].chunks[1]
         self._chunk_log_steps = self._arrays["loss"].chunks[1]

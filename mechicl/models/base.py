@@ -3,6 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from mechicl.config import Config
 from mechicl.registry import Registry
 from mechicl.schema import Var
@@ -19,7 +21,12 @@ if TYPE_CHECKING:
 Registered = TypeVar("Registered", bound="Model")
 
 _REGISTRY: "Registry[type[Model]]" = Registry(
-    "model", {"softmax_attention": "mechicl.models.softmax_attention"}
+    "model",
+    {
+        "linear_attention": "mechicl.models.linear_attention",
+        "normalized_attention": "mechicl.models.normalized_attention",
+        "softmax_attention": "mechicl.models.softmax_attention",
+    },
 )
 
 
@@ -41,7 +48,7 @@ class Model(Config, ABC):
         """Return the size of every dim of the parameters but seed and step."""
 
     @abstractmethod
-    def constants(self) -> dict[str, tuple[Var, float]]:
+    def constants(self) -> dict[str, tuple[Var, float | np.ndarray]]:
         """Return the scalars of the architecture that a run stores for probes."""
 
     @abstractmethod
@@ -51,13 +58,15 @@ class Model(Config, ABC):
     @abstractmethod
     def predict(
         self,
+        task: Task,
         parameters: "Mapping[str, Float[Tensor, '*models layer ...']]",
         inputs: "Float[Tensor, '... batch pos d_model']",
-    ) -> "Float[Tensor, '*models batch']":
+    ) -> "Float[Tensor, '*models_batch_response']":
         """Predict the target of each prompt, for every model of the leading axes `*models`.
 
         The leading axes of `inputs` are those of the parameters, or none: then every model reads
-        the same prompts.
+        the same prompts. `task` is the one that the model is trained on; `inputs` may be longer or
+        shorter than its prompts.
         """
 
     @abstractmethod

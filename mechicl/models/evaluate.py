@@ -34,7 +34,7 @@ def evaluate(
     task: Task,
     parameters: Mapping[str, Float[np.ndarray, "..."]],
     inputs: Float[np.ndarray, "batch pos d_model"],
-) -> Float[np.ndarray, "*models batch"]:
+) -> Float[np.ndarray, "*models_batch_response"]:
     """Predict the target of every prompt with every model, in float32.
 
     Parameters
@@ -48,13 +48,14 @@ def evaluate(
     name, declared = next(iter(model.parameters(task).items()))
     inner = len(declared.dims) - len(("seed", "step"))
     leading = stacked[name].shape[: stacked[name].ndim - inner]
-    predictions = np.empty((*leading, len(inputs)), np.float32)
+    shape = (*leading, len(inputs), *task.response_sizes.values())
+    predictions = np.empty(shape, np.float32)
     parts = torch.from_numpy(np.ascontiguousarray(inputs, np.float32)).split(_PROMPTS_AT_ONCE)
 
     def fill(index: tuple[int, ...]) -> None:
         weights = {name: torch.from_numpy(value[index].copy()) for name, value in stacked.items()}
         with torch.no_grad():  # of this thread
-            predicted = [model.predict(weights, part) for part in parts]
+            predicted = [model.predict(task, weights, part) for part in parts]
         predictions[index] = torch.cat(predicted).numpy()
 
     with one_thread_an_operation(), ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,7 +1,7 @@
 """HookedTransformers that read continuous inputs: the one module that touches their internals."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from jaxtyping import Float
@@ -42,6 +42,37 @@ class StrictAttention(Attention):
         return (keys < queries)[None, None]
 
 
+class WeighedAttention(StrictAttention):
+    """Strict attention whose weights are another function of the scores than softmax.
+
+    `weigh` takes scores (batch, head, query_pos, key_pos) and which keys are allowed,
+    (query_pos, key_pos), and returns the pattern.
+    """
+
+    weigh: Callable[[Tensor, Tensor], Tensor]
+
+    def forward(  # type: ignore[override]
+        self,
+        query_input: Float[Tensor, "batch pos ..."],
+        key_input: Float[Tensor, "batch pos ..."],
+        value_input: Float[Tensor, "batch pos ..."],
+        **unused: object,
+    ) -> Float[Tensor, "batch pos d_model"]:
+        """Attend as TransformerLens does, hook points included, but for the softmax."""
+        given = [name for name, value in unused.items() if value is not None]
+        if given:
+            raise InputError(f"this attention takes no {', '.join(given)}")
+        q, k, v = self.calculate_qkv_matrices(query_input, key_input, value_input)
+        scores = self.calculate_attention_scores(q, k)
+        allowed = self._make_causal_mask(scores.size(-2), scores.size(-1), 0, scores.device)[0, 0]
+        masked = self.hook_attn_scores(scores.masked_fill(~allowed, float("-inf")))
+        pattern = self.hook_pattern(self.weigh(masked.where(allowed, 0.0), allowed))
+        z = self.calculate_z_scores(v, pattern)
+        if not self.cfg.use_attn_result:
+            return torch.einsum("bqhe,hed->bqd", z, self.W_O) + self.b_O
+        return self.hook_result(torch.einsum("bqhe,hed->bqhd", z, self.W_O)).sum(-2) + self.b_O
+
+
 class ContinuousTransformer(HookedTransformer):
     """A HookedTransformer whose input is the residual stream itself, (batch, pos, d_model).
 
@@ -50,13 +81,21 @@ class ContinuousTransformer(HookedTransformer):
     is strictly causal; a position that may attend to nothing has a pattern of zeros.
     """
 
-    def __init__(self, cfg: HookedTransformerConfig) -> None:
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig,
+        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         with warnings.catch_warnings():
             # It is gone from TransformerLens 4, and this project stays below 4 for that reason.
             warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
             super().__init__(cfg, move_to_device=False)
         for index, block in enumerate(self.blocks):
-            block.attn = StrictAttention(cfg, "global", index)
+            if weigh is None:
+                block.attn = StrictAttention(cfg, "global", index)
+            else:
+                block.attn = WeighedAttention(cfg, "global", index)
+                block.attn.weigh = weigh
         self.setup()  # names the hook points of the new attention layers
         for name, parameter in self.named_parameters():
             parameter.data.zero_()  # biases and embeddings, which this model does not have, stay so
@@ -69,8 +108,12 @@ class ContinuousTransformer(HookedTransformer):
         *,
         n_positions: int,
         score_scale: float,
+        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> "ContinuousTransformer":
-        """Build an attention-only model that holds copies of W_Q, W_K, W_V and W_O."""
+        """Build an attention-only model that holds copies of W_Q, W_K, W_V and W_O.
+
+        `weigh` takes the place of softmax, as in `WeighedAttention`.
+        """
         n_layers, n_heads, d_model, d_head = parameters["W_Q"].shape
         cfg = HookedTransformerConfig(
             n_layers=n_layers,
@@ -86,7 +129,7 @@ class ContinuousTransformer(HookedTransformer):
             dtype=parameters["W_Q"].dtype,
             device=str(parameters["W_Q"].device),
         )
-        model = cls(cfg)
+        model = cls(cfg, weigh)
         with torch.no_grad():
             for name, stacked in parameters.items():
                 for block, weight in zip(model.blocks, stacked, strict=True):

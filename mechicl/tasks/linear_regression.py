@@ -1,67 +1,31 @@
-"""In-context linear regression with Gaussian covariates (he2025, section 2)."""
+"""In-context linear regression with Gaussian covariates (he2025, sections 2 and 5.3)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pydantic
 from jaxtyping import Float
 
 from mechicl.schema import Var
-from mechicl.tasks.base import Prompts, Task, register
+from mechicl.tasks.base import Prompts, register
+from mechicl.tasks.covariates import GaussianRegression
 from mechicl.theory import linear_regression as theory
-from mechicl.theory import regressors
+from mechicl.theory import preconditioned, regressors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @register
-class LinearRegression(Task):
+class LinearRegression(GaussianRegression):
     """x ~ N(0, Σ), β ~ N(0, I/d), y = βᵀx + ε with ε ~ N(0, σ²); a new β and context a prompt.
 
     A prompt is the embedding (2.1): position ℓ < L holds (x_ℓ, y_ℓ), the last one (x_q, 0). Its
-    target is y_q = βᵀx_q + ε_q, noise included, as in the loss (2.5).
-
-    Attributes
-    ----------
-    d
-        Dimension of the covariates.
-    n_context
-        Examples in a context, L.
-    noise_variance
-        σ², at least 0.
-    covariance
-        Σ, d×d, symmetric positive definite; None is the identity.
+    target is y_q = βᵀx_q + ε_q, noise included, as in the loss (2.5). Settings are those of
+    `GaussianRegression`.
     """
 
     name: Literal["linear_regression"] = "linear_regression"  # pyright: ignore[reportIncompatibleVariableOverride]
-    d: Annotated[int, pydantic.Field(ge=1)] = 5
-    n_context: Annotated[int, pydantic.Field(ge=1)] = 40
-    noise_variance: Annotated[float, pydantic.Field(ge=0)] = 0.1
-    covariance: tuple[tuple[float, ...], ...] | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _covariance_is_one(self) -> "LinearRegression":
-        if self.covariance is None:
-            return self
-        rows = [len(row) for row in self.covariance]
-        if rows != [self.d] * self.d:
-            raise ValueError(f"covariance needs {self.d} rows of {self.d}; its rows have {rows}")
-        matrix = np.array(self.covariance)
-        if not np.allclose(matrix, matrix.T, rtol=1e-12, atol=0):
-            raise ValueError("covariance is not symmetric")
-        smallest = np.linalg.eigvalsh(matrix)[0]
-        if smallest <= 0:
-            raise ValueError(
-                f"covariance is not positive definite: its smallest eigenvalue is {smallest:.3g}"
-            )
-        return self
-
-    @property
-    def isotropic(self) -> bool:
-        """Whether Σ is the identity."""
-        return self.covariance is None or bool((np.array(self.covariance) == np.eye(self.d)).all())
 
     @property
     def d_model(self) -> int:
@@ -69,29 +33,14 @@ class LinearRegression(Task):
         return self.d + 1
 
     @property
-    def n_positions(self) -> int:
-        """L + 1: the context and the query."""
-        return self.n_context + 1
-
-    @property
     def n_normals(self) -> int:
         """(d + 1)(L + 1) for covariates and noise, d for β."""
         return self.d_model * self.n_positions + self.d
 
-    def constants(self) -> dict[str, tuple[Var, float]]:
-        """Return d, L, σ² and whether covariates are isotropic."""
-        return {
-            "d": (Var((), "1", "dimension of the covariates", 1), self.d),
-            "n_context": (Var((), "1", "examples in a context, L", 1), self.n_context),
-            "noise_variance": (
-                Var((), "1", "variance of the noise, sigma squared", 0),
-                self.noise_variance,
-            ),
-            "isotropic": (
-                Var((), "1", "1 where covariates have identity covariance", 0, 1),
-                self.isotropic,
-            ),
-        }
+    def constants(self) -> dict[str, tuple[Var, float | np.ndarray]]:
+        """Return d, L, σ², Σ, and whether covariates are isotropic."""
+        isotropic = Var((), "1", "1 where covariates have identity covariance", 0, 1)
+        return {**super().constants(), "isotropic": (isotropic, self.isotropic)}
 
     def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
         """Embed covariates and responses as in (2.1).
@@ -103,13 +52,9 @@ class LinearRegression(Task):
 
         d, positions = self.d, self.n_positions
         normals = normals.mT
-        x = normals[..., : d * positions, :].unflatten(-2, (d, positions))
+        x = self.correlated(normals[..., : d * positions, :].unflatten(-2, (d, positions)))
         noise = normals[..., d * positions : -d, :]
         beta = normals[..., -d:, :] / d**0.5
-        if self.covariance is not None:
-            sigma = torch.tensor(self.covariance, dtype=torch.float64, device=normals.device)
-            factor = torch.linalg.cholesky(sigma).to(normals.dtype)
-            x = (factor[:, :, None, None] * x[..., None, :, :, :]).sum(-3)
         y = (beta[..., None, :] * x).sum(-3) + self.noise_variance**0.5 * noise
         shown = torch.cat([y[..., :-1, :], torch.zeros_like(y[..., -1:, :])], -2)
         inputs = torch.cat([x, shown[..., None, :, :]], -3)  # (*models, d_model, pos, batch)
@@ -126,23 +71,38 @@ class LinearRegression(Task):
     ) -> Mapping[str, Float[np.ndarray, "*batch"]]:
         """Predict as the classical estimators of he2025 do, at the length of `inputs`.
 
-        `ridge` at penalty d·σ² is the posterior mean, hence optimal, for every Σ. The steps of
-        vanilla and debiased GD (4.11) and the single head (4.12) are tuned for Σ = I, at the
-        trained length.
+        - `ridge`: at penalty d·σ², the posterior mean, hence optimal, for every Σ and length.
+        - `least_squares`: of least norm where the context does not determine it.
+        - `vanilla_gd`, `debiased_gd` (4.11): one step, at the scalar rate that is best for Σ at
+          this task's own L, whatever the length of `inputs`.
+        - `preconditioned_gd`, `debiased_preconditioned_gd`: one step with the best matrix for Σ at
+          this task's own L, (5.6) and its debiased counterpart. Where Σ = I that matrix is a
+          multiple of I and they are left out: they are the two above.
+        - `single_head` (4.12): at the (ω*, μ*) that are best for Σ = I; left out for other Σ.
         """
         inputs = np.asarray(inputs, dtype=float)
-        x, y, x_query = inputs[..., :-1, :-1], inputs[..., :-1, -1], inputs[..., -1, :-1]
-        at = {"d": self.d, "n_context": self.n_context, "noise_variance": self.noise_variance}
-        omega, mu = theory.single_head_optimum(**at)
-        return {
-            "ridge": regressors.ridge(x, y, x_query, penalty=self.d * self.noise_variance),
-            "vanilla_gd": regressors.vanilla_gd(
-                x, y, x_query, learning_rate=theory.optimal_vanilla_learning_rate(**at)
-            ),
-            "debiased_gd": regressors.debiased_gd(
-                x, y, x_query, learning_rate=theory.optimal_learning_rate(**at)
-            ),
-            "single_head": regressors.kernel_regression(
-                x, y, x_query, omega=np.atleast_1d(omega), mu=np.atleast_1d(mu)
-            ),
+        prompts = inputs[..., :-1, :-1], inputs[..., :-1, -1], inputs[..., -1, :-1]
+        at = {"n_context": self.n_context, "noise_variance": self.noise_variance}
+        found = {
+            "ridge": regressors.ridge(*prompts, penalty=self.d * self.noise_variance),
+            "least_squares": regressors.ridge(*prompts, penalty=0.0),
         }
+        for debiased, name in ((False, "vanilla_gd"), (True, "debiased_gd")):
+            rate = preconditioned.optimal_scalar_learning_rate(self.sigma, debiased=debiased, **at)
+            step = regressors.debiased_gd if debiased else regressors.vanilla_gd
+            found[name] = step(*prompts, learning_rate=rate)
+        if self.isotropic:
+            omega, mu = theory.single_head_optimum(d=self.d, **at)
+            found["single_head"] = regressors.kernel_regression(
+                *prompts, omega=np.atleast_1d(omega), mu=np.atleast_1d(mu)
+            )
+            return found
+        for debiased, name in (
+            (False, "preconditioned_gd"),
+            (True, "debiased_preconditioned_gd"),
+        ):
+            matrix = preconditioned.optimal_preconditioner(self.sigma, debiased=debiased, **at)
+            found[name] = regressors.preconditioned_gd(
+                *prompts, preconditioner=matrix, debiased=debiased
+            )
+        return found

@@ -91,6 +91,103 @@ def debiased_gd(
 
 
 @quiet
+def preconditioned_gd(
+    x: Covariates,
+    y: Responses,
+    x_query: Query,
+    *,
+    preconditioner: Float[np.ndarray, "*#batch d d"],
+    debiased: bool,
+) -> Prediction:
+    """Prediction after one preconditioned step of gradient descent from zero.
+
+    ŷ = L⁻¹ Σ_ℓ y_ℓ x_ℓᵀ Ω x_q, with x_ℓ − x̄ in place of x_ℓ where it is `debiased`.
+
+    Parameters
+    ----------
+    x, y, x_query
+        Prompts: (..., L, d), (..., L) and (..., d).
+    preconditioner
+        Ω, (..., d, d), the step size included; key axis first, as in KQ.
+    debiased
+        Whether the covariates of a context are taken less their mean.
+
+    Returns
+    -------
+    np.ndarray
+        (...). NaN where a prompt or Ω is not finite.
+
+    Raises
+    ------
+    InputError
+        What is not real numbers, or does not fit in shape.
+
+    Notes
+    -----
+    Source: he2025 (5.5), (5.6).
+    """
+    omega = reals("preconditioner", preconditioner)
+    size = np.shape(x_query)[-1:]
+    if omega.ndim < 2 or omega.shape[-2:] != (*size, *size):
+        raise InputError(
+            f"preconditioner has shape {omega.shape}; accepted: (..., d, d) with d = {size}"
+        )
+    x, y, x_query, finite = _prompts(x, y, x_query, {"preconditioner": omega}, axes=2)
+    omega = np.where(np.isfinite(omega), omega, 0.0)
+    taken = x - x.mean(-2, keepdims=True) if debiased else x
+    step = np.einsum("...l,...ld,...de,...e->...", y, taken, omega, x_query, optimize=True)
+    return _where(finite, step / x.shape[-2])
+
+
+@quiet
+def condition_number(x: Covariates, *, penalty: Scalars) -> Float[np.ndarray, "*#batch"]:
+    """Condition number of the system that `ridge` solves, XᵀX + λI.
+
+    Parameters
+    ----------
+    x
+        Covariates of contexts, (..., L, d).
+    penalty
+        λ, a number or (...), at least 0.
+
+    Returns
+    -------
+    np.ndarray
+        (...), at least 1; infinite where the system is singular, as with L < d and λ = 0. NaN where
+        a prompt or λ is not finite.
+
+    Raises
+    ------
+    InputError
+        λ negative, or shapes that do not fit.
+
+    Notes
+    -----
+    Source: standard; the ratio of the extreme eigenvalues, by the singular values of X.
+    """
+    penalty = reals("penalty", penalty, minimum=0)
+    x = reals("x", x)
+    if x.ndim < 2 or 0 in x.shape[-2:]:
+        raise InputError(f"x has shape {x.shape}; accepted: (..., L, d) with L and d at least 1")
+    leading({"x": x, "penalty": penalty}, [x.shape[:-2], penalty.shape])
+    finite = np.isfinite(x).all((-2, -1)) & np.isfinite(penalty)
+    values = np.linalg.svd(np.where(np.isfinite(x), x, 0.0), compute_uv=False)
+    largest = values[..., 0] ** 2 + penalty
+    cutoff = np.finfo(float).eps * max(x.shape[-2:]) * values[..., 0]
+    least = np.where(values[..., -1] > cutoff, values[..., -1], 0.0)
+    if x.shape[-2] < x.shape[-1]:
+        least = np.zeros_like(least)
+    smallest = least**2 + penalty
+    ratio = np.divide(
+        largest,
+        smallest,
+        out=np.full(np.broadcast(largest, smallest).shape, np.inf),
+        where=smallest > 0,
+    )
+    return _where(finite, ratio)
+
+
+@quiet
 def ridge(x: Covariates, y: Responses, x_query: Query, *, penalty: Scalars) -> Prediction:
     """Prediction of ridge regression, by singular values.
 

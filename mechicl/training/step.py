@@ -65,7 +65,7 @@ def make_step(recipe: Recipe) -> Step:
 
     def total_loss(parameters: Stacked, normals: Tensor) -> tuple[Tensor, Tensor]:
         prompts = task.prompts(normals)
-        predictions = model.predict(parameters, prompts.inputs)
+        predictions = model.predict(task, parameters, prompts.inputs)
         loss = task.loss(predictions, prompts.targets).mean(-1)
         return loss.sum(), loss
 

@@ -5,7 +5,7 @@ import pytest
 
 from mechicl import analyses
 from mechicl.analyses import Forward
-from mechicl.analyses.approximate_loss import spread_steps
+from mechicl.analyses.evaluation import PART, spread_steps
 from mechicl.schema import flag_names
 from tests import trajectories
 from tests.analyses.toy import forward
@@ -58,13 +58,16 @@ def test_every_prompt_is_used_once_and_every_model_apart():
         tag = parameters["W_O"][:, 0, 0, :, -1] * parameters["W_V"][:, 0, 0, -1, :]
         return np.broadcast_to(tag.sum(-1)[:, None], (len(tag), len(inputs)))
 
-    def prompts(n, seed):
-        return np.zeros((n, 3, 6)), np.arange(n) + float(seed)
+    def prompts(n, seed, *, part=0, n_context=None):
+        assert n_context is None
+        return np.zeros((n, 3, 6)), np.arange(n) + float(seed) + PART * part
 
     toy = Forward(predict, prompts, lambda inputs: {"zero": np.zeros(len(inputs))})
     mu = np.array([[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]])
-    result = PROBE(trajectories.from_scales(0 * mu + 1, mu), toy, n_prompts=5000, evaluation_seed=7)
-    targets = np.arange(5000) + 7.0
+    result = PROBE(
+        trajectories.from_scales(0 * mu + 1, mu), toy, n_prompts=20_000, evaluation_seed=7
+    )
+    targets = np.arange(20_000) + 7.0
     expected = ((targets - mu) ** 2).mean(-1)
     np.testing.assert_allclose(result["measured_loss"].values, expected, rtol=1e-9)
 

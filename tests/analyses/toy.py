@@ -12,9 +12,13 @@ CHEAP: dict[str, dict[str, object]] = {"approximate_loss": {"n_prompts": 300, "n
 def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> Forward:
     """Return softmax attention (2.3) at the query, on the isotropic task."""
 
-    def prompts(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = np.random.default_rng(seed)
-        x = rng.normal(size=(n, n_context + 1, d))
+    trained = n_context
+
+    def prompts(
+        n: int, seed: int, *, part: int = 0, n_context: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([seed, part])
+        x = rng.normal(size=(n, (n_context or trained) + 1, d))
         beta = rng.normal(size=(n, d)) / d**0.5
         y = np.einsum("nld,nd->nl", x, beta)
         y += noise_variance**0.5 * rng.normal(size=y.shape)

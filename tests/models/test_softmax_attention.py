@@ -41,7 +41,7 @@ def equation_2_3(parameters: dict[str, torch.Tensor], prompt: np.ndarray, scale:
 def test_three_ways_to_one_prediction(n_heads: int, score_scale: float) -> None:
     model = SoftmaxAttention(n_heads=n_heads, score_scale=score_scale)
     parameters, inputs = random_parameters(model, seed=n_heads), prompts()
-    batched = model.predict(parameters, inputs)
+    batched = model.predict(TASK, parameters, inputs)
     with torch.no_grad():
         hooked = model.hooked(TASK, parameters)(inputs)[:, -1, -1]
     written_out = [equation_2_3(parameters, prompt, score_scale) for prompt in inputs.numpy()]
@@ -49,7 +49,7 @@ def test_three_ways_to_one_prediction(n_heads: int, score_scale: float) -> None:
     np.testing.assert_allclose(batched, written_out, rtol=0, atol=1e-10)
     assert batched.std() > 0.1, "predictions too small to tell anything"
     transposed = {**parameters, "W_Q": parameters["W_Q"].mT}
-    assert (model.predict(transposed, inputs) - batched).abs().max() > 1e-3
+    assert (model.predict(TASK, transposed, inputs) - batched).abs().max() > 1e-3
 
 
 def test_leading_axes_are_models() -> None:
@@ -58,14 +58,14 @@ def test_leading_axes_are_models() -> None:
     each = [random_parameters(model, seed) for seed in range(6)]
     stacked = {name: torch.stack([p[name] for p in each]) for name in each[0]}
     inputs = prompts()
-    alone = torch.stack([model.predict(p, inputs) for p in each])
-    torch.testing.assert_close(model.predict(stacked, inputs), alone)
+    alone = torch.stack([model.predict(TASK, p, inputs) for p in each])
+    torch.testing.assert_close(model.predict(TASK, stacked, inputs), alone)
     grid = {name: value.unflatten(0, (2, 3)) for name, value in stacked.items()}
-    torch.testing.assert_close(model.predict(grid, inputs), alone.unflatten(0, (2, 3)))
+    torch.testing.assert_close(model.predict(TASK, grid, inputs), alone.unflatten(0, (2, 3)))
     own = torch.stack([inputs.roll(seed, 0) for seed in range(6)])
     torch.testing.assert_close(
-        model.predict(stacked, own),
-        torch.stack([model.predict(p, z) for p, z in zip(each, own, strict=True)]),
+        model.predict(TASK, stacked, own),
+        torch.stack([model.predict(TASK, p, z) for p, z in zip(each, own, strict=True)]),
     )
 
 
@@ -102,7 +102,7 @@ def test_a_filled_query_slot_is_carried_to_the_output() -> None:
     filled[:, -1, -1] = 5.0
     with torch.no_grad():
         hooked = model.hooked(TASK, parameters)(filled)[:, -1, -1]
-    np.testing.assert_allclose(model.predict(parameters, filled), hooked, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(model.predict(TASK, parameters, filled), hooked, rtol=0, atol=1e-10)
 
 
 def test_hook_points_have_the_dims_that_are_named() -> None:

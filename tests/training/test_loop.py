@@ -93,7 +93,7 @@ def test_logged_loss_is_that_of_the_stored_parameters(whole: Path) -> None:
             str(name): torch.from_numpy(value.sel(step=step).values)
             for name, value in run.params.items()
         }
-        predictions = run.recipe.model.predict(weights, prompts.inputs)
+        predictions = run.recipe.model.predict(run.task, weights, prompts.inputs)
         expected = ((predictions - prompts.targets) ** 2).mean(-1)
         np.testing.assert_allclose(
             run.metrics["loss"].sel(log_step=step), expected, rtol=1e-4, atol=0
