@@ -6,6 +6,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
 from mechicl.training.recipe import Recipe
 from mechicl.training.step import Step, initial_state, make_step
@@ -31,7 +32,9 @@ def compiled_step(
     """
     eager = make_step(recipe)
     own = _with_code_of_its_own(eager, f"step_{recipe.digest}")
-    compiled = torch.compile(own, dynamic=False, fullgraph=True, options=_OPTIONS[device])
+    # Without fullgraph=True: torch keeps that check's counter in a global, and of two workers
+    # that step at once one may read the other's zero and fail.
+    compiled = torch.compile(own, dynamic=False, options=_OPTIONS[device])
     try:
         # A remark of torch about itself is no reason to train without it, whatever the filters say.
         with warnings.catch_warnings():
@@ -55,9 +58,13 @@ def _with_code_of_its_own(function: Any, name: str) -> Step:
 
 
 def _compile_for(recipe: Recipe, sizes: Iterable[int], compiled: Step, device: str) -> None:
-    """Run one step of each stack size, which compiles it."""
+    """Run one step of each stack size, which compiles it; raise if it does not compile whole."""
+    breaks = counters["graph_break"]
+    before = sum(breaks.values())
     for size in sizes:
         state = initial_state(recipe, tuple(range(size))).to(device)
         normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
         with torch.no_grad():
             compiled(state, normals)
+    if sum(breaks.values()) > before:
+        raise RuntimeError(f"the step does not compile whole: {next(reversed(breaks))}")

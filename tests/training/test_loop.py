@@ -18,6 +18,7 @@ from mechicl.errors import InputError
 from mechicl.run import open_run
 from mechicl.training import load_recipe
 from mechicl.training.loop import Progress, train
+from mechicl.training.step import make_step
 from mechicl.training.workers import Worker, draw_from
 
 QUICK = "he2025-two-head-quick"
@@ -387,3 +388,73 @@ def test_many_recipes_in_one_process_are_all_compiled(tmp_path: Path) -> None:
     if len(remarks) == 10:
         pytest.skip(f"{remarks[0]}; lifted where there is a compiler")
     assert remarks == []
+
+
+_TWO_AT_ONCE = """
+import sys, threading
+import torch
+from mechicl.training import load_recipe
+from mechicl.training.compilation import compiled_step
+from mechicl.training.step import initial_state
+from mechicl.training.workers import draw_block
+
+recipe = load_recipe("he2025-two-head-quick", {"d": 2, "n_context": 64, "batch_size": 512})
+step, compiled = compiled_step(recipe, [1], "cpu", print)
+if not compiled:
+    sys.exit(77)
+sys.setswitchinterval(1e-5)
+torch.set_num_threads(1)
+failures = []
+
+def work(seed):
+    state, normals = initial_state(recipe, (seed,)), draw_block(recipe, (seed,), 0)[:, 0]
+    try:
+        with torch.no_grad():
+            for _ in range(10_000):
+                state, _ = step(state, normals)
+    except RuntimeError as error:
+        failures.append(error)
+
+threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*failures)
+sys.exit(len(failures))
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_step_at_once() -> None:
+    """Threads that share a compiled step do not disturb each other, however they interleave."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TWO_AT_ONCE], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("no compiler here; lifted where there is one")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_a_step_that_does_not_compile_whole_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mechicl.training import compilation
+
+    def breaking(recipe: object) -> object:
+        whole = make_step(recipe)
+
+        def step(state: object, normals: object) -> object:
+            torch._dynamo.graph_break()
+            return whole(state, normals)
+
+        return step
+
+    monkeypatch.setattr(compilation, "make_step", breaking)
+    remarks: list[str] = []
+    recipe = load_recipe(QUICK, {**SMALL, "batch_size": 3})
+    _, compiled = compilation.compiled_step(recipe, [1], "cpu", remarks.append)
+    assert not compiled
+    assert len(remarks) == 1
+    if "compile whole" not in remarks[0]:
+        pytest.skip(f"{remarks[0]}; lifted where there is a compiler")
