@@ -1,7 +1,7 @@
 """Approximate loss, solution manifold and exact risks of in-context linear regression (he2025).
 
 The task has covariates x ~ N(0, I_d), responses y = βᵀx + ε with β ~ N(0, I_d/d) and ε ~ N(0, σ²),
-and L examples a context. Every function takes its constants by keyword: `d` ≥ 1 and `n_context` =
+and L examples a context. Functions take these constants by keyword: `d` ≥ 1 and `n_context` =
 L ≥ 1, whole numbers, and `noise_variance` = σ² ≥ 0. A model is H heads of KQ scale ω and OV scale
 μ (3.1), arrays (..., H) whose leading axes broadcast. What is out of range, or does not fit in
 shape, raises `mechicl.errors.InputError`; NaN goes in as "undefined" and comes out as such.
@@ -459,6 +459,42 @@ def optimal_vanilla_learning_rate(*, d: Number, n_context: Number, noise_varianc
     """
     d, length, variance = _constants(d, n_context, noise_variance)
     return 1 / (1 + (d + 1 + d * variance) / length)
+
+
+@quiet
+def effective_learning_rate(
+    omega: Heads, mu: Heads, *, slope: Number
+) -> Float[np.ndarray, "*#batch"]:
+    """Learning rate of the gradient step that heads of small ω come close to.
+
+    η_eff = C_f · Σ_h |ω_h||μ_h|, for a pair 2C_f|ω||μ|. For heads matched in sign, whose μ sum to
+    0, it is the η of `debiased_gd` that the model tends to as ω → 0 at constant ⟨μ,ω⟩.
+
+    Parameters
+    ----------
+    omega, mu
+        KQ and OV scales, (..., H).
+    slope
+        C_f: to first order in its score, a key has weight (1 + C_f·score)/L. 1 for softmax and
+        1 + tanh, C for 1 + Cs, 2C for (1 + Cs)².
+
+    Returns
+    -------
+    np.ndarray
+        (...), at least 0. NaN where a head is NaN.
+
+    Raises
+    ------
+    InputError
+        `slope` negative or not finite, or shapes that do not fit.
+
+    Notes
+    -----
+    Source: he2025 section 5.2, Table 1.
+    """
+    coefficient = constant("slope", slope, minimum=0)
+    omega, mu = per_head(omega=omega, mu=mu)
+    return np.asarray(coefficient * np.abs(omega * mu).sum(-1))
 
 
 def _constants(d: object, n_context: object, noise_variance: object) -> tuple[float, float, float]:

@@ -127,12 +127,13 @@ def preconditioned_gd(
     Source: he2025 (5.5), (5.6).
     """
     omega = reals("preconditioner", preconditioner)
-    size = np.shape(x_query)[-1:]
-    if omega.ndim < 2 or omega.shape[-2:] != (*size, *size):
-        raise InputError(
-            f"preconditioner has shape {omega.shape}; accepted: (..., d, d) with d = {size}"
-        )
+    refusal = f"preconditioner has shape {omega.shape}; accepted: (..., d, d)"
+    if omega.ndim < 2:
+        raise InputError(refusal)
     x, y, x_query, finite = _prompts(x, y, x_query, {"preconditioner": omega}, axes=2)
+    d = x.shape[-1]
+    if omega.shape[-2:] != (d, d):
+        raise InputError(f"{refusal} with d = {d}")
     omega = np.where(np.isfinite(omega), omega, 0.0)
     taken = x - x.mean(-2, keepdims=True) if debiased else x
     step = np.einsum("...l,...ld,...de,...e->...", y, taken, omega, x_query, optimize=True)

@@ -19,6 +19,7 @@ from mechicl.theory.linear_regression import (
     approximate_loss,
     approximate_loss_gradient,
     debiased_gd_risk,
+    effective_learning_rate,
     manifold_loss,
     manifold_ov,
     nearest_on_manifold,
@@ -28,6 +29,7 @@ from mechicl.theory.linear_regression import (
     single_head_optimum,
     vanilla_gd_risk,
 )
+from mechicl.theory.regressors import debiased_gd
 
 PUBLISHED = {"d": 5, "n_context": 40, "noise_variance": 0.1}
 OTHER = {"d": 8, "n_context": 24, "noise_variance": 0.7}
@@ -548,6 +550,69 @@ def test_risks_against_simulation(constants: dict[str, float], n: int) -> None:
                 assert abs(draws.mean() - other(rate, **constants)) > 10 * error
 
 
+TABLE1 = [
+    (1.0, 0.1267, 3.5006, 0.88705),
+    (1.0, 0.1504, 3.3362, 1.00353),
+    (0.5, 0.3677, 2.3963, 0.88112),
+    (0.8, 0.2411, 2.2819, 0.88027),
+    (1.0, 0.1979, 2.2221, 0.87951),
+    (2 * 0.5, 0.2882, 1.7561, 1.01222),
+    (2 * 0.8, 0.1810, 1.7487, 1.01285),
+    (2 * 1.0, 0.1452, 1.7448, 1.01338),
+]
+"""C_f, |ω|, |μ| and η_eff of the eight activations, he2025 Table 1."""
+
+
+def test_effective_learning_rate_golden() -> None:
+    for slope, omega, mu, expected in TABLE1:
+        for sign in (1, -1):
+            pair = np.array([sign, -sign])
+            found = effective_learning_rate(omega * pair, mu * pair, slope=slope)
+            assert found == pytest.approx(expected, abs=6e-6)
+            # Signs do not matter; the number of heads does.
+            assert effective_learning_rate(omega * pair, -mu * pair, slope=slope) == found
+        assert abs(effective_learning_rate(omega, mu, slope=slope) - expected) > 0.4
+    assert sum(slope != 1 for slope, *_ in TABLE1) == 4
+
+
+@pytest.mark.parametrize(
+    ("activation", "slope"),
+    [
+        (np.exp, 1.0),
+        (lambda s: 1 + np.tanh(s), 1.0),
+        (lambda s: 1 + 0.5 * s, 0.5),
+        (lambda s: (1 + 0.8 * s) ** 2, 1.6),
+    ],
+    ids=["exp", "1 + tanh", "affine", "square"],
+)
+def test_effective_learning_rate_is_the_rate_of_the_limit(
+    activation: Callable[[np.ndarray], np.ndarray], slope: float
+) -> None:
+    """Balanced heads of any activation tend to a debiased step at this rate, and at no other."""
+    rng = np.random.default_rng(9)
+    x, y, x_query = rng.standard_normal((50, 7, 3)), rng.standard_normal((50, 7)), np.ones(3)
+    omega, mu = 1e-4 * np.array([1, 2, -1.5]), 1e4 * np.array([0.3, 0.1, -0.4])
+    values = activation(omega[:, None] * (x @ x_query)[:, None, :])
+    heads = (values * y[:, None, :]).sum(-1) / values.sum(-1)
+    rate = effective_learning_rate(omega, mu, slope=slope)
+    expected = debiased_gd(x, y, x_query, learning_rate=rate)
+    np.testing.assert_allclose(heads @ mu, expected, atol=2e-3)
+    assert np.abs(heads @ mu - 1.05 * expected).max() > 0.02
+
+
+def test_effective_learning_rate_of_models() -> None:
+    omega, mu = np.full((3, 1, 2), 0.1), np.array([[1.0, -2.0], [np.nan, 1.0]])
+    typed = jaxtyped(typechecker=beartype)(effective_learning_rate)
+    found = typed(omega, mu, slope=2)
+    assert found.shape == (3, 2)
+    np.testing.assert_allclose(found[:, 0], 0.6)
+    assert np.isnan(found[:, 1]).all()
+    with pytest.raises(InputError, match="slope = -1; accepted: a finite number of at least 0"):
+        effective_learning_rate(0.1, 1.0, slope=-1)
+    with pytest.raises(InputError, match="one number of heads"):
+        effective_learning_rate([0.1, 0.1], 1.0, slope=1)
+
+
 def test_single_head_golden() -> None:
     omega, mu = single_head_optimum(**PUBLISHED)
     assert omega == pytest.approx(0.447213595499957939, rel=1e-15)
@@ -574,12 +639,14 @@ def test_single_head_is_the_numerical_minimum(constants: dict[str, float]) -> No
 
 
 def _public() -> dict[str, Callable]:
+    """Whatever takes the constants of the task; `effective_learning_rate` has a test of its own."""
     return {
         name: function
         for name, function in vars(linear_regression).items()
         if inspect.isfunction(function)
         and function.__module__ == linear_regression.__name__
         and not name.startswith("_")
+        and "d" in inspect.signature(function).parameters
     }
 
 

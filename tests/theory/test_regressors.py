@@ -18,15 +18,25 @@ from mechicl.theory.linear_regression import (
     optimal_learning_rate,
     vanilla_gd_risk,
 )
-from mechicl.theory.regressors import debiased_gd, kernel_regression, ridge, vanilla_gd
+from mechicl.theory.regressors import (
+    condition_number,
+    debiased_gd,
+    kernel_regression,
+    preconditioned_gd,
+    ridge,
+    vanilla_gd,
+)
 
 Prompt = tuple[np.ndarray, np.ndarray, np.ndarray]
 Predictor = Callable[..., np.ndarray]
 
 OMEGA, MU = np.array([0.4, -0.3, 0.1]), np.array([1.5, -2.0, 0.3])
+STEP = np.array([[0.8, 0.3, -0.1], [-0.2, 0.6, 0.4], [0.1, 0.5, 1.1]])
+"""Ω: neither symmetric nor diagonal, so that a transpose shows."""
 PREDICTORS: dict[str, Predictor] = {
     "vanilla_gd": partial(vanilla_gd, learning_rate=0.8),
     "debiased_gd": partial(debiased_gd, learning_rate=0.8),
+    "preconditioned_gd": partial(preconditioned_gd, preconditioner=STEP, debiased=False),
     "ridge": partial(ridge, penalty=0.5),
     "kernel_regression": partial(kernel_regression, omega=OMEGA, mu=MU),
 }
@@ -66,6 +76,28 @@ def test_gd_is_one_gradient_step_on_the_context_loss() -> None:
         assert debiased_gd(x, y, x_query, learning_rate=0.8) == pytest.approx(centred, rel=1e-9)
         apart.append(abs(plain - centred))
     assert max(apart) > 0.1
+
+
+def test_preconditioned_gd_moves_by_the_preconditioned_gradient() -> None:
+    """ŷ = x_qᵀ Ωᵀ (−∇): Ω has the key axis first, so its transpose acts on the gradient."""
+    apart = []
+    for seed in range(5):
+        x, y, x_query = _prompts(seed=seed)
+        plain, centred = _one_step(x, y, 1.0), _one_step(x - x.mean(0), y, 1.0)
+        steps = {"preconditioner": STEP}
+        found = preconditioned_gd(x, y, x_query, **steps, debiased=False)
+        assert found == pytest.approx(x_query @ STEP.T @ plain, rel=1e-9)
+        found = preconditioned_gd(x, y, x_query, **steps, debiased=True)
+        assert found == pytest.approx(x_query @ STEP.T @ centred, rel=1e-9)
+        apart.append(abs(x_query @ STEP.T @ centred - x_query @ STEP @ centred))
+    assert max(apart) > 0.1
+
+
+def test_preconditioned_gd_at_a_multiple_of_identity_is_gd() -> None:
+    prompts = _prompts(6)
+    for debiased, predict in ((False, vanilla_gd), (True, debiased_gd)):
+        found = preconditioned_gd(*prompts, preconditioner=0.8 * np.eye(3), debiased=debiased)
+        np.testing.assert_allclose(found, predict(*prompts, learning_rate=0.8), rtol=1e-12)
 
 
 def test_debiased_gd_ignores_a_shift_of_x_or_y() -> None:
@@ -149,6 +181,97 @@ def test_ridge_without_penalty_is_least_squares_of_least_norm(prompt: Prompt) ->
     # It is where a vanishing penalty leads, even one below rounding.
     for penalty in (1e-9, 1e-40, 1e-300):
         assert ridge(*prompt, penalty=penalty) == pytest.approx(expected, rel=1e-6)
+
+
+def _normal_equations(x: np.ndarray, y: np.ndarray, x_query: np.ndarray) -> float:
+    """Least squares of least norm another way: (XᵀX)⁺Xᵀy by eigenvalues."""
+    values, vectors = np.linalg.eigh(x.T @ x)
+    kept = values > 1e-9 * values[-1]
+    return float(x_query @ vectors[:, kept] @ ((vectors[:, kept].T @ x.T @ y) / values[kept]))
+
+
+def _hard_contexts() -> dict[str, Prompt]:
+    rng = np.random.default_rng(11)
+    beta, x_query = rng.standard_normal(6), rng.standard_normal(6)
+    one_hot = np.eye(6)[[0, 3, 3, 5]]  # L < d, and one direction twice
+    doubled = rng.standard_normal((8, 6))
+    doubled[:, 4:] = doubled[:, :2]
+    line = np.outer(rng.standard_normal(8), rng.standard_normal(6))
+    thin = rng.standard_normal((2, 6))
+    contexts = {"one-hot": one_hot, "doubled": doubled, "rank 1": line, "L < d": thin}
+    return {name: (x, x @ beta, x_query) for name, x in contexts.items()}
+
+
+@pytest.mark.parametrize("name", sorted(_hard_contexts()))
+def test_least_squares_on_hard_contexts_without_noise(name: str) -> None:
+    x, y, x_query = _hard_contexts()[name]
+    found = ridge(x, y, x_query, penalty=0)
+    assert found == pytest.approx(_normal_equations(x, y, x_query), rel=1e-9)
+    assert found == pytest.approx(_posterior_mean(x, y, x_query, 0.0), rel=1e-9)
+    assert condition_number(x, penalty=0) == np.inf
+    # It fits what it was shown, which a penalty does not.
+    shown = ridge(x, y, x, penalty=0)
+    np.testing.assert_allclose(shown, y, rtol=1e-9)
+    assert np.abs(ridge(x, y, x, penalty=0.1) - y).max() > 1e-3 * np.abs(y).max()
+
+
+def test_least_squares_of_one_hot_covariates_is_a_mean_a_direction() -> None:
+    x, y = np.eye(4)[[0, 2, 2]], np.array([3.0, 1.0, 2.0])
+    found = ridge(x, y, np.eye(4), penalty=0)
+    np.testing.assert_allclose(found, [3.0, 0.0, 1.5, 0.0], atol=1e-14)
+    # With a penalty each sum of responses is shared by one more "example".
+    found = ridge(x, y, np.eye(4), penalty=1)
+    np.testing.assert_allclose(found, [1.5, 0.0, 1.0, 0.0], atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize(("length", "d"), [(9, 4), (4, 4), (2, 5), (1, 1)])
+def test_condition_number_is_that_of_the_system(length: int, d: int, scale: float) -> None:
+    x = scale * _prompts(5, length=length, d=d)[0]
+    for factor in (1e-3, 1.0):
+        penalty = factor * scale**2
+        system = np.swapaxes(x, -1, -2) @ x + penalty * np.eye(d)
+        found = condition_number(x, penalty=penalty)
+        np.testing.assert_allclose(found, np.linalg.cond(system), rtol=1e-6)
+    found = condition_number(x, penalty=0)
+    if length < d:
+        assert np.isinf(found).all()
+    else:
+        np.testing.assert_allclose(found, np.linalg.cond(x) ** 2, rtol=1e-6)
+
+
+def test_condition_number_says_how_far_an_error_in_y_can_grow() -> None:
+    """Nearly collinear covariates: the worst response moves the answer by κ^½ of the best."""
+    x = np.array([[1.0, 1.0], [1.0, 1.0 + 1e-4], [1.0, 1.0 - 1e-4]])
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    worst, best = (ridge(x, left[:, i], right[i], penalty=0) for i in (1, 0))
+    assert condition_number(x, penalty=0) == pytest.approx((worst / best) ** 2, rel=1e-6)
+    assert condition_number(x, penalty=0) > 1e8
+    assert condition_number(x, penalty=1.0) < 10
+    assert values[0] > values[1]
+
+
+def test_condition_number_of_batches_and_bounds() -> None:
+    x = _prompts(2, 3)[0]
+    found = condition_number(x, penalty=np.array([0.0, 1.0, 1e12]))
+    assert found.shape == (2, 3)
+    assert (found >= 1).all()
+    np.testing.assert_allclose(found[:, 2], 1, rtol=1e-9)
+    assert (found[:, 0] > found[:, 1]).any()
+    x[0, 0, 0] = [np.nan, 1, 1]
+    x[1, 1, 0] = [np.inf, 1, 1]
+    mark = np.isnan(condition_number(x, penalty=[0.0, 1.0, np.nan]))
+    assert mark.tolist() == [[True, False, True], [False, True, True]]
+    for bad, message in (
+        ((np.ones(3), 0), "x has shape (3,)"),
+        ((np.ones((0, 3)), 0), "x has shape (0, 3)"),
+        ((np.ones((2, 3)), -1), "penalty reaches down to -1.0"),
+        ((np.ones((2, 2, 3)), np.ones(3)), "penalty has shape (3,)"),
+    ):
+        with pytest.raises(InputError) as caught:
+            condition_number(bad[0], penalty=bad[1])
+        assert message in str(caught.value)
+    assert condition_number(np.zeros((4, 2)), penalty=0) == np.inf
 
 
 def test_ridge_without_noise_is_exact() -> None:
@@ -254,7 +377,8 @@ def test_rotations_do_not_matter(name: str, seed: int) -> None:
     x, y, x_query = _prompts(seed=seed)
     rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))
     expected = PREDICTORS[name](x, y, x_query)
-    found = PREDICTORS[name](x @ rotation, y, x_query @ rotation)
+    turned = {"preconditioner": rotation.T @ STEP @ rotation} if "precond" in name else {}
+    found = PREDICTORS[name](x @ rotation, y, x_query @ rotation, **turned)
     assert found == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
 
 
@@ -271,6 +395,7 @@ def test_scale_of_x_and_order_of_heads(scale: float, order: list[int]) -> None:
             partial(kernel_regression, omega=OMEGA, mu=MU),
             {"omega": OMEGA[order] / scale**2, "mu": MU[order]},
         ),
+        (PREDICTORS["preconditioned_gd"], {"preconditioner": STEP / scale**2}),
     ):
         expected = float(predict(x, y, x_query))
         assert predict(*scaled, **rescaled) == pytest.approx(expected, rel=1e-9)
@@ -289,7 +414,7 @@ def test_batches_are_loops(name: str) -> None:
     spread = predict(x[0, 0], y[:, :1], x_query[0])
     assert spread.shape == (2, 3)
     assert spread[1, 2] == pytest.approx(float(predict(x[0, 0], y[1, 0], x_query[0, 2])))
-    assert predict(np.empty((0, 4, 2)), np.empty((0, 4)), np.empty((0, 2))).shape == (0,)
+    assert predict(np.empty((0, 4, 3)), np.empty((0, 4)), np.empty((0, 3))).shape == (0,)
 
 
 def test_settings_may_differ_from_prompt_to_prompt() -> None:
@@ -343,6 +468,8 @@ def test_nonfinite_settings_are_nan() -> None:
     assert np.isnan(ridge(*prompts, penalty=values)).tolist() == mark
     found = kernel_regression(*prompts, omega=values[:, None] * OMEGA, mu=MU)
     assert np.isnan(found).tolist() == mark
+    found = _precondition(prompts, values[:, None, None] * np.ones((3, 3)))
+    assert np.isnan(found).tolist() == mark
     found = kernel_regression(*prompts, omega=OMEGA, mu=values[:, None] * MU)
     assert np.isnan(found).tolist() == mark
 
@@ -353,9 +480,16 @@ def test_shapes_are_as_annotated() -> None:
         typed = jaxtyped(typechecker=beartype)(getattr(regressors, name))
         keywords = predict.keywords  # type: ignore[attr-defined]
         assert typed(*_prompts(2, 3), **keywords).shape == (2, 3)
+        checked += 1
+        if name == "preconditioned_gd":
+            matrices = {"preconditioner": np.ones((2, 3, 3)), "debiased": True}
+            assert typed(*_prompts(2), **matrices).shape == (2,)
+            continue
         assert typed(*_prompts(), **dict.fromkeys(keywords, 1)).shape == ()
         assert typed(*_prompts(2), **dict.fromkeys(keywords, np.ones(2))).shape == (2,)
-        checked += 1
+    typed = jaxtyped(typechecker=beartype)(condition_number)
+    assert typed(_prompts(2, 3)[0], penalty=1).shape == (2, 3)
+    checked += 1
     public = [
         name
         for name, value in vars(regressors).items()
@@ -389,6 +523,10 @@ def test_shapes_that_do_not_fit_are_refused(name: str, shapes: tuple[tuple[int, 
     assert "accepted: " in str(caught.value)
 
 
+def _precondition(prompts: Prompt, matrix: np.ndarray) -> np.ndarray:
+    return preconditioned_gd(*prompts, preconditioner=matrix, debiased=True)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -403,6 +541,10 @@ def test_shapes_that_do_not_fit_are_refused(name: str, shapes: tuple[tuple[int, 
             lambda p: kernel_regression(*p, omega=np.ones((3, 2)), mu=[1, 1]),
             "omega has shape (3, 2)",
         ),
+        (lambda p: _precondition(p, np.ones((2, 2))), "preconditioner has shape (2, 2); accepted"),
+        (lambda p: _precondition(p, np.ones((3, 2))), "with d = 3"),
+        (lambda p: _precondition(p, np.ones(3)), "preconditioner has shape (3,)"),
+        (lambda p: _precondition(p, np.ones((4, 3, 3))), "preconditioner has shape (4, 3, 3)"),
         (lambda p: vanilla_gd(p[0] * 1j, *p[1:], learning_rate=1), "accepted: real numbers"),
     ],
 )
