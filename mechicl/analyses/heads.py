@@ -41,6 +41,12 @@ A head at 0.2 in both |ω| and |μ| adds 4 % of what the largest adds to the ste
 the solution manifold every head that is no dummy has |ω| at the largest.
 """
 
+ZERO_SUM_TOLERANCE = 0.05
+"""From step 5,000 of the published setting Adam leaves |Σμ|/Σ|μ| below 0.02."""
+
+HOMOGENEITY_TOLERANCE = 0.15
+"""From step 5,000 of the published setting Adam leaves the spread of |ω| below 0.1."""
+
 Threshold = Annotated[float, pydantic.Field(ge=0, lt=1)]
 Tolerance = Annotated[float, pydantic.Field(gt=0)]
 
@@ -52,7 +58,9 @@ def one_layer(trajectory: xr.Dataset) -> str | None:
         return f"it reads one-layer models, and this one has {layers} layers"
     width, d = trajectory.sizes.get("d_model"), int(trajectory["d"])
     if width is not None and width != d + 1:
-        return f"it reads tokens of d + 1 = {d + 1} entries, and here d_model is {width}"
+        return (
+            f"it reads one response, tokens of d + 1 = {d + 1} entries, and here d_model is {width}"
+        )
     return None
 
 
@@ -143,6 +151,31 @@ def live_heads(omega: xr.DataArray, mu: xr.DataArray, threshold: float) -> xr.Da
     strong_kq = abs(omega) > threshold * abs(omega).max("head")
     strong_ov = abs(mu) > threshold * abs(mu).max("head")
     return (strong_kq | strong_ov) & finite(omega) & finite(mu)
+
+
+def sign_agreement(omega: xr.DataArray, mu: xr.DataArray, live: xr.DataArray) -> xr.DataArray:
+    """#{live h: sign(ω_h) = sign(μ_h)} / #{live h}, NaN where no head is live.
+
+    A live head with ω = 0 or μ = 0 does not match. Source: he2025 (4.2), Observation 1.
+    """
+    matched = live & (sign(omega) == sign(mu))
+    return quotient(matched.sum("head"), live.sum("head"))
+
+
+def ov_imbalance(mu: xr.DataArray) -> xr.DataArray:
+    """|Σ_h μ_h| / Σ_h |μ_h|, NaN where all μ are 0. Source: he2025 (4.2), Observation 2 (ii)."""
+    total = abs(mu).sum("head", skipna=False)
+    # Rounding may leave a sum of one sign an ulp above the sum of its sizes.
+    return quotient(abs(mu.sum("head", skipna=False)), total).clip(max=1.0)
+
+
+def kq_spread(omega: xr.DataArray, live: xr.DataArray) -> xr.DataArray:
+    """(max_h |ω_h| − min_h |ω_h|) / mean_h |ω_h| over live heads, NaN where that mean is 0 or void.
+
+    Source: he2025 (4.4), Observation 2 (i).
+    """
+    scale = abs(omega).where(live)
+    return quotient(scale.max("head") - scale.min("head"), scale.mean("head"))
 
 
 def nonfinite(trajectory: xr.Dataset) -> xr.DataArray:

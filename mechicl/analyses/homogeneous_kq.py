@@ -5,14 +5,15 @@ import xarray as xr
 from mechicl.analyses.heads import (
     ATTENTION,
     DUMMY_THRESHOLD,
+    HOMOGENEITY_TOLERANCE,
     NONFINITE,
     Threshold,
     Tolerance,
     head_scales,
+    kq_spread,
     live_heads,
     nonfinite,
     one_layer,
-    quotient,
 )
 from mechicl.analyses.probe import probe, undefined_codes, verdict
 from mechicl.schema import Var
@@ -34,7 +35,7 @@ _FEW = "fewer_than_two_live_heads"
 def homogeneous_kq(
     trajectory: xr.Dataset,
     *,
-    tolerance: Tolerance = 0.15,
+    tolerance: Tolerance = HOMOGENEITY_TOLERANCE,
     dummy_threshold: Threshold = DUMMY_THRESHOLD,
 ) -> xr.Dataset:
     """Measure how unequal |ω| is over the live heads.
@@ -64,14 +65,12 @@ def homogeneous_kq(
     """
     omega, mu = head_scales(trajectory)
     live = live_heads(omega, mu, dummy_threshold)
-    scale = abs(omega).where(live)
     reasons = {
         NONFINITE: nonfinite(trajectory),
         _FEW: live.sum("head") < 2,
-        "zero_kq": scale.max("head") == 0,
+        "zero_kq": abs(omega).where(live).max("head") == 0,
     }
-    spread = quotient(scale.max("head") - scale.min("head"), scale.mean("head"))
-    spread = spread.where(~reasons[NONFINITE] & ~reasons[_FEW])
+    spread = kq_spread(omega, live).where(~reasons[NONFINITE] & ~reasons[_FEW])
     return xr.Dataset(
         {
             "kq_spread": spread,

@@ -27,8 +27,11 @@ BUILTIN = (
     "circuits",
     "head_roles",
     "homogeneous_kq",
+    "preconditioner",
     "sign_matching",
     "solution_manifold",
+    "task_allocation",
+    "training_stages",
     "zero_sum_ov",
 )
 _PART_BYTES = 2**24  # of parameters read at once, where a probe goes step by step

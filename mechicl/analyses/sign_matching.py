@@ -12,8 +12,7 @@ from mechicl.analyses.heads import (
     live_heads,
     nonfinite,
     one_layer,
-    quotient,
-    sign,
+    sign_agreement,
 )
 from mechicl.analyses.probe import probe, undefined_codes, verdict
 from mechicl.schema import Var
@@ -59,9 +58,8 @@ def sign_matching(
     """
     omega, mu = head_scales(trajectory)
     live = live_heads(omega, mu, dummy_threshold)
-    matched = live & (sign(omega) == sign(mu))
     reasons = {NONFINITE: nonfinite(trajectory), NO_LIVE_HEAD: ~live.any("head")}
-    agreement = quotient(matched.sum("head"), live.sum("head")).where(~reasons[NONFINITE])
+    agreement = sign_agreement(omega, mu, live).where(~reasons[NONFINITE])
     return xr.Dataset(
         {
             "sign_agreement": agreement,

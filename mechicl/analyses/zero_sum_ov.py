@@ -5,11 +5,12 @@ import xarray as xr
 from mechicl.analyses.heads import (
     ATTENTION,
     NONFINITE,
+    ZERO_SUM_TOLERANCE,
     Tolerance,
     head_scales,
     nonfinite,
     one_layer,
-    quotient,
+    ov_imbalance,
 )
 from mechicl.analyses.probe import probe, undefined_codes, verdict
 from mechicl.schema import Var
@@ -24,7 +25,7 @@ from mechicl.schema import Var
     applies=one_layer,
     references=("he2025 (4.2), Observation 2",),
 )
-def zero_sum_ov(trajectory: xr.Dataset, *, tolerance: Tolerance = 0.05) -> xr.Dataset:
+def zero_sum_ov(trajectory: xr.Dataset, *, tolerance: Tolerance = ZERO_SUM_TOLERANCE) -> xr.Dataset:
     """Measure how far the OV scales are from cancelling.
 
     - `ov_imbalance` = |Σ_h μ_h| / Σ_h |μ_h| over all heads, (seed, step), without units, in [0, 1]:
@@ -53,12 +54,10 @@ def zero_sum_ov(trajectory: xr.Dataset, *, tolerance: Tolerance = 0.05) -> xr.Da
         "single_head": xr.full_like(total, mu.sizes["head"] == 1, dtype=bool),
         "zero_ov": total == 0,
     }
-    imbalance = quotient(abs(mu.sum("head", skipna=False)), total)
-    imbalance = imbalance.where(~reasons[NONFINITE] & ~reasons["single_head"])
+    imbalance = ov_imbalance(mu).where(~reasons[NONFINITE] & ~reasons["single_head"])
     return xr.Dataset(
         {
-            # Rounding may leave a sum of one sign an ulp above the sum of its sizes.
-            "ov_imbalance": imbalance.clip(max=1.0),
+            "ov_imbalance": imbalance,
             "holds": verdict(imbalance <= tolerance, *reasons.values()),
             "undefined": undefined_codes(reasons),
         }

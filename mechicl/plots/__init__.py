@@ -12,8 +12,11 @@ OWN = (
     "circuits",
     "head_roles",
     "homogeneous_kq",
+    "preconditioner",
     "sign_matching",
     "solution_manifold",
+    "task_allocation",
+    "training_stages",
     "zero_sum_ov",
 )
 """Probes with a figure of their own; the others get `mechicl.plots.generic`."""

@@ -14,7 +14,7 @@ from mechicl import analyses, plots
 from mechicl.analyses.probe import since
 from mechicl.errors import InputError
 from tests import trajectories
-from tests.analyses.toy import CHEAP, forward
+from tests.analyses.toy import CHEAP, SUITED, forward, suited
 
 NAMES = analyses.names()
 SEEDS, STEPS, HEADS = 3, 6, 4
@@ -24,7 +24,7 @@ DIVERGED = 3
 def run(name: str, trajectory: xr.Dataset, **settings: object) -> xr.Dataset:
     record = analyses.get(name)
     given = CHEAP.get(name, {}) | settings
-    return record(trajectory, forward() if record.forward else None, **given)
+    return record(suited(name, trajectory), forward() if record.forward else None, **given)
 
 
 def awkward() -> xr.Dataset:
@@ -44,7 +44,8 @@ def result_of(name: str) -> xr.Dataset:
 
 
 def test_there_are_probes_to_test():
-    assert len(NAMES) >= 7
+    assert len(NAMES) >= 10
+    assert set(SUITED) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -220,9 +221,10 @@ def test_runs_that_a_probe_says_nothing_about(name):
     deep = xr.concat(
         [awkward()] * 2, "layer", data_vars="minimal", coords="minimal", compat="override"
     )
-    assert "layers" in str(record.objection(deep))
-    assert "d_model" in str(record.objection(trajectories.from_scales(0.1, 1.0).assign(d=4)))
-    slanted = trajectories.from_scales(0.1, 1.0, isotropic=0)
+    assert "layers" in str(record.objection(suited(name, deep)))
+    narrow = suited(name, trajectories.from_scales(0.1, 1.0)).assign(d=4)
+    assert "d_model" in str(record.objection(narrow))
+    slanted = suited(name, trajectories.from_scales(0.1, 1.0, isotropic=0))
     assert (record.objection(slanted) is None) == ("isotropic" not in record.needs)
 
 
@@ -262,6 +264,6 @@ def test_reading_in_parts_changes_nothing(name, monkeypatch):
         read.append(part.sizes["step"])
         return part.compute()
 
-    result = record.run(awkward(), {}, load=load)
+    result = record.run(suited(name, awkward()), {}, load=load)
     assert read == [1] * STEPS
     xr.testing.assert_identical(result, result_of(name))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from mechicl import analyses, models, tasks
 from mechicl.analyses import heads
 from tests import trajectories
 
@@ -114,3 +115,56 @@ def test_quotient_by_zero_is_undefined():
     np.testing.assert_array_equal(
         heads.quotient(array(1, 0, 3), array(2, 0, 0)).values[0, 0], [0.5, np.nan, np.nan]
     )
+
+
+PATTERN_PROBES = ("circuits", "sign_matching", "zero_sum_ov", "homogeneous_kq", "head_roles")
+RUNS = {
+    "softmax": ("softmax_attention", {}, "linear_regression", {}),
+    "linear": ("linear_attention", {}, "linear_regression", {}),
+    "affine": ("normalized_attention", {"activation": "affine"}, "linear_regression", {}),
+    "anisotropic": (
+        "softmax_attention", {}, "linear_regression", {"covariance": {"rho": 0.5}},
+    ),
+    "two tasks": ("softmax_attention", {}, "multi_task_regression", {}),
+    "one task": ("softmax_attention", {}, "multi_task_regression", {"supports": [range(6)]}),
+}  # fmt: skip
+BESIDES = {
+    "softmax": {"preconditioner", "solution_manifold", "training_stages"},
+    "linear": {"preconditioner"},
+    "affine": {"preconditioner"},
+    "anisotropic": {"preconditioner"},
+    "two tasks": {"task_allocation"},
+    "one task": {"preconditioner", "task_allocation"},
+}
+
+
+def stored(kind: str) -> xr.Dataset:
+    """Return a trajectory with the parameters and constants that a run of this kind stores."""
+    model_name, model_settings, task_name, task_settings = RUNS[kind]
+    model, task = models.get(model_name)(**model_settings), tasks.get(task_name)(**task_settings)
+    sizes = {"seed": 1, "step": 1, **model.sizes(task)}
+    rng = np.random.default_rng(0)
+    data = {
+        name: (var.dims, rng.normal(size=[sizes[dim] for dim in var.dims]), var.attrs)
+        for name, var in model.parameters(task).items()
+    }
+    constants = {**task.constants(), **model.constants()}
+    data |= {name: (var.dims, value, var.attrs) for name, (var, value) in constants.items()}
+    return xr.Dataset(data, coords={"seed": [0], "step": [0]})
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_which_probes_apply_to_which_runs(kind):
+    """Circuits ask for attention alone, closed forms for more, and several responses for theirs."""
+    trajectory, counted = stored(kind), 0
+    one_response = set() if kind == "two tasks" else set(PATTERN_PROBES)
+    for name in (*PATTERN_PROBES, *set().union(*BESIDES.values())):
+        record = analyses.get(name)
+        reason = record.objection(trajectory)
+        assert (reason is None) == (name in one_response | BESIDES[kind]), (name, reason)
+        if reason is None:
+            assert record(trajectory).sizes["step"] == 1
+        elif kind == "two tasks" and name in PATTERN_PROBES:
+            assert "one response" in reason and "d_model is 8" in reason
+        counted += 1
+    assert counted == 9

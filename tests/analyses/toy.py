@@ -1,10 +1,37 @@
 """A Forward in plain NumPy, and the settings with which tests run each probe."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
+import xarray as xr
 
 from mechicl.analyses import Forward
+
+
+def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
+    """Give neighbouring covariates a correlation of a half."""
+    index = np.arange(int(trajectory["d"]))
+    sigma = trajectory["covariance"].copy(data=0.5 ** abs(index[:, None] - index))
+    return trajectory.assign(covariance=sigma, isotropic=trajectory["isotropic"].copy(data=0))
+
+
+def one_task(trajectory: xr.Dataset) -> xr.Dataset:
+    """Say that there is one task, on all covariates."""
+    every = (("response", "covariate"), np.ones((1, int(trajectory["d"]))), {"units": "1"})
+    return trajectory.assign(supports=every)
+
+
+SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
+    "preconditioner": anisotropic,
+    "task_allocation": one_task,
+}
+"""What makes a run of isotropic regression one about which these probes have something to say."""
+
+
+def suited(name: str, trajectory: xr.Dataset) -> xr.Dataset:
+    """Return a run like `trajectory` that the probe `name` is meant for."""
+    return SUITED.get(name, lambda run: run)(trajectory)
+
 
 CHEAP: dict[str, dict[str, object]] = {"approximate_loss": {"n_prompts": 300, "n_steps": 4}}
 

@@ -13,12 +13,13 @@ from matplotlib.collections import QuadMesh
 from mechicl import analyses, plots
 from mechicl.plots import generic, style
 from tests import trajectories
-from tests.analyses.toy import CHEAP, forward
+from tests.analyses.toy import CHEAP, forward, suited
 
 
 def result_of(name: str, n_seeds: int = 2) -> xr.Dataset:
     record = analyses.get(name)
     trajectory = trajectories.learning(n_seeds, 8, 2)
+    trajectory = suited(name, trajectory)
     return record(trajectory, forward() if record.forward else None, **CHEAP.get(name, {}))
 
 
