@@ -358,7 +358,8 @@ class Run:
         name
             Of a probe; `mechicl probes` lists them.
         steps, seeds
-            Which checkpoints; None takes all. `since` is of the whole run all the same.
+            Which checkpoints; None takes all. What a probe says of a seed, such as `since`, is of
+            the whole run all the same.
         skip_damaged
             Go on without what cannot be read: it is NaN, with a warning that says which steps.
         **parameters
@@ -376,8 +377,9 @@ class Run:
         probe = analyses.get(name)
         probe.resolve(parameters)
         chosen = self.select(steps, seeds)
-        # A verdict is about all of training, whichever steps are looked at.
-        trajectory = chosen if probe.statement is None else self.select(None, seeds)
+        # A verdict, a peak, a time are of all of training, whichever steps are looked at.
+        whole = probe.statement is not None or not probe.by_step
+        trajectory = self.select(None, seeds) if whole else chosen
         wanted = [variable for variable in probe.needs if variable in trajectory.variables]
         result = probe.run(
             trajectory[wanted],
@@ -385,7 +387,7 @@ class Run:
             forward=self.forward(skip_damaged=skip_damaged) if probe.forward else None,
             load=partial(self._load, skip_damaged=skip_damaged),
         )
-        if probe.statement is not None and steps is not None:
+        if whole and steps is not None:
             result = probe.narrow(result, chosen["step"].values.tolist())
         return result
 

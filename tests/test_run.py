@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -279,6 +280,26 @@ def test_since_is_of_the_whole_run_whichever_steps_are_chosen(
     np.testing.assert_array_equal(one["since"], whole["since"].sel(seed=[0]))
     counted = sum(json.loads(chosen.attrs["n_undefined"]).values())
     assert counted == (chosen["undefined"].values != 0).sum()
+
+
+@pytest.mark.parametrize("statement", ["as it is", None])
+def test_peaks_are_of_the_whole_run_whichever_steps_are_chosen(
+    trained: Run, monkeypatch: pytest.MonkeyPatch, statement: str | None
+) -> None:
+    """Also of a probe that has no statement."""
+    record = analyses.get("training_stages")
+    if statement is None:
+        record = replace(record, statement=None)
+        monkeypatch.setattr(analyses, "get", lambda name: record)
+    whole = trained.analyze("training_stages")
+    chosen = trained.analyze("training_stages", steps=[0, 1000])
+    assert chosen["step"].values.tolist() == [0, 1000]
+    once = [name for name, var in record.gives.items() if var.dims == ("seed",)]
+    assert len(once) == 10
+    for name in once:
+        xr.testing.assert_identical(chosen[name], whole[name])
+    assert (whole["peak_step"] > 0).any() and not (whole["peak_step"] == 1000).all()
+    xr.testing.assert_identical(chosen["gamma"], whole["gamma"].sel(step=[0, 1000]))
 
 
 def test_steps_come_back_increasing_and_once(trained: Run) -> None:
