@@ -52,7 +52,7 @@ def save(
     def put(folder: str, suffix: str, write: Callable[[Path], object]) -> None:
         target = root / folder / f"{name}{suffix}"
         try:
-            _write_aside(target, write)
+            write_aside(target, write)
         except OSError as error:
             raise MechiclError(
                 f"cannot write {target} ({error.strerror or error}); --out DIR, or out= in "
@@ -90,7 +90,7 @@ def _to_zarr(result: xr.Dataset, path: Path) -> None:
         result.to_zarr(LocalStore(path), mode="w", consolidated=True, zarr_format=3)
 
 
-def _write_aside(target: Path, write: Callable[[Path], object]) -> None:
+def write_aside(target: Path, write: Callable[[Path], object]) -> None:
     """Write beside `target` and rename, so that what stands there is whole or absent."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")

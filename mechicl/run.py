@@ -50,6 +50,7 @@ def train(
     out: str | Path | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
+    scale: str | None = None,
     **options: Any,
 ) -> "Run":
     """Train a recipe and open the run.
@@ -62,13 +63,15 @@ def train(
         Run directory; `runs/NAME` by default.
     overrides
         Settings by key, as `load_recipe` takes them.
+    scale
+        A size of the recipe's file, such as `paper`.
     **options
         Those of `mechicl.training.loop.train`: `device`, `resume`, `overwrite`, `compile`,
         `on_progress`, `notify`.
     """
     if options.get("device", "auto") not in DEVICES:
         raise InputError(f"device is one of {', '.join(DEVICES)}; given {options['device']!r}")
-    chosen = load_recipe(recipe, overrides)
+    chosen = load_recipe(recipe, overrides, scale=scale)
     run_dir = run_directory(chosen, out)
 
     from mechicl.training.loop import train as train_loop

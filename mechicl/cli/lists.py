@@ -8,18 +8,28 @@ import typer
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe whole.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Size to show it at, such as paper.", show_default="its own")
+    ] = None,
 ) -> None:
     """List the recipes, or show one with every setting."""
     import yaml
 
     from mechicl.cli.tables import show
-    from mechicl.training import load_recipe, recipe_names
+    from mechicl.errors import InputError
+    from mechicl.training import load_recipe, recipe_names, recipe_scales
 
     if name is not None:
-        print(yaml.safe_dump(load_recipe(name).settings(), sort_keys=False).rstrip())
+        settings = load_recipe(name, scale=scale).settings()
+        print(yaml.safe_dump(settings, sort_keys=False).rstrip())
         return
-    rows = [[name, load_recipe(name).description] for name in recipe_names()]
-    show("recipes", ["name", "what it shows"], rows)
+    if scale is not None:
+        raise InputError("--scale is of one recipe; name it")
+    rows = [
+        [name, ", ".join(recipe_scales(name)), load_recipe(name).description]
+        for name in recipe_names()
+    ]
+    show("recipes", ["name", "scales", "what it shows"], rows)
 
 
 def probes(

@@ -15,6 +15,9 @@ def train(
     out: Annotated[
         str | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")
     ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Size of the recipe, such as paper.", show_default="its own")
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Train this many seeds: 0, 1, ...")
     ] = None,
@@ -45,7 +48,7 @@ def train(
             if key in overrides:
                 raise InputError(f"{key} is given twice, by an option and by --set")
             overrides[key] = list(value) if isinstance(value, range) else value
-    chosen = load_recipe(recipe, overrides)
+    chosen = load_recipe(recipe, overrides, scale=scale)
 
     from mechicl import run
 

@@ -21,11 +21,20 @@ OWN = (
 )
 """Probes with a figure of their own; the others get `mechicl.plots.generic`."""
 
-__all__ = ["OWN", "draw"]
+KINDS = ("curves", "quantities")
+"""Figures of what is no probe's result, by the name that its attribute `figure` gives."""
+
+__all__ = ["KINDS", "OWN", "draw"]
 
 
 def draw(result: "xr.Dataset") -> "Figure":
-    """Return the figure of a probe's result, chosen by `result.attrs["probe"]`."""
+    """Return the figure of a result.
+
+    It is chosen by `result.attrs["figure"]`, one of `KINDS`, or by `result.attrs["probe"]`.
+    """
+    kind = result.attrs.get("figure")
+    if kind in KINDS:
+        return import_module(f"mechicl.plots.{kind}").draw(result)
     name = result.attrs.get("probe")
     module = import_module(f"mechicl.plots.{name if name in OWN else 'generic'}")
     return module.draw(result)

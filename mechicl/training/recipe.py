@@ -137,7 +137,17 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in found if path.suffix == ".yaml"))
 
 
-def load_recipe(source: str | Path | Recipe, overrides: Mapping[str, Any] | None = None) -> Recipe:
+def recipe_scales(source: str | Path) -> tuple[str, ...]:
+    """Return the names of the sizes that a recipe's file has besides its own, sorted."""
+    return tuple(sorted(_read(source)[1]))
+
+
+def load_recipe(
+    source: str | Path | Recipe,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    scale: str | None = None,
+) -> Recipe:
     """Read a recipe and change some of its settings.
 
     Parameters
@@ -146,15 +156,34 @@ def load_recipe(source: str | Path | Recipe, overrides: Mapping[str, Any] | None
         Name of a recipe that comes with mechicl, path of a YAML file, or a recipe to start from.
     overrides
         New values by key: dotted (`task.d`), or bare (`d`) where one section alone has it.
+    scale
+        Name of a size under `scales` in the recipe's file, such as `paper`: its settings come
+        before `overrides`, and the recipe is called NAME-SCALE.
 
     Raises
     ------
     InputError
-        For an unknown recipe or key, with the nearest match; for a key that several sections have,
-        naming them, or that is given twice; and for values of a wrong type or out of range, all of
-        them at once.
+        For an unknown recipe, key or scale, with the nearest match; for a key that several sections
+        have, naming them, or that is given twice; and for values of a wrong type or out of range,
+        all of them at once.
     """
-    base = source if isinstance(source, Recipe) else _validated(_read(source))
+    if isinstance(source, Recipe):
+        if scale is not None:
+            raise InputError(f"scale {scale!r} is one of a recipe's file; given a Recipe")
+        return _changed(source, overrides)
+    settings, scales = _read(source)
+    base = _validated(settings)
+    if scale is None:
+        return _changed(base, overrides)
+    if canonical(scale) not in scales:
+        raise unknown(f"scale of recipe {base.name!r}", scale, scales)
+    scaled = _changed(base, scales[canonical(scale)])
+    named = scaled.model_copy(update={"name": f"{base.name}-{canonical(scale)}"})
+    return _changed(named, overrides)
+
+
+def _changed(base: Recipe, overrides: Mapping[str, Any] | None) -> Recipe:
+    """Return `base` with some of its settings changed."""
     if not overrides:
         return base
     settings = base.settings()
@@ -194,7 +223,8 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read(source: str | Path) -> dict[str, Any]:
+def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return the settings in a recipe's file, and those of each of its scales."""
     if not isinstance(source, (str, Path)):
         raise InputError(f"a recipe is a name, a path or a Recipe; given {type(source).__name__}")
     path = Path(source).expanduser()
@@ -212,7 +242,10 @@ def _read(source: str | Path) -> dict[str, Any]:
         raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
     if not isinstance(settings, dict):
         raise InputError(f"recipe {str(source)!r} is not a mapping of settings")
-    return {"name": name, **settings}
+    scales = settings.pop("scales", {})
+    if not isinstance(scales, dict) or not all(isinstance(each, dict) for each in scales.values()):
+        raise InputError(f"scales of recipe {str(source)!r} are not mappings of settings by name")
+    return {"name": name, **settings}, {canonical(str(key)): scales[key] for key in scales}
 
 
 def _read_text(path: Path) -> str:

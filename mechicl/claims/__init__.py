@@ -1,0 +1,1 @@
+"""The claims that come with mechicl, one YAML file each (see `mechicl.studies.claims`)."""
