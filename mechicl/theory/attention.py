@@ -19,6 +19,7 @@ from mechicl.theory._arguments import Number, constant, leading, quiet, reals
 Context = Float[np.ndarray, "*#batch L D"]
 Token = Float[np.ndarray, "*#batch D"]
 Circuits = Float[np.ndarray, "*#batch H D D"]
+Paired = Float[np.ndarray, "*#batch 2*H D D"]
 
 
 @quiet
@@ -125,7 +126,7 @@ def centred_linear_attention(context: Context, query: Token, kq: Circuits, ov: C
 
 
 @quiet
-def softmax_from_linear(kq: Circuits, ov: Circuits, *, gamma: Number) -> tuple[Circuits, Circuits]:
+def softmax_from_linear(kq: Circuits, ov: Circuits, *, gamma: Number) -> tuple[Paired, Paired]:
     """Turn H linear heads into 2H softmax heads that imitate them for small γ.
 
     Head (KQ, OV) becomes (γKQ, OV/2γ) and (−γKQ, −OV/2γ), next to each other. Their sum differs
