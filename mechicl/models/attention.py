@@ -1,6 +1,7 @@
 """What one-layer attention models share: he2025 (2.2), whatever turns scores into weights."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import pydantic
@@ -41,7 +42,11 @@ class OneLayerAttention(Model, ABC):
     @property
     @abstractmethod
     def slope(self) -> float:
-        """C_f: to first order in scores, the weight of a key is (1 + C_f·score)/L."""
+        """C_f = f′(0), to first order in scores s the slope of a key's weight times L.
+
+        The weight is (1 + C_f·(s − s̄))/L where weights are normalised, s̄ the mean score, and
+        C_f·s/L where they are linear.
+        """
 
     @property
     def is_softmax(self) -> bool:
@@ -56,10 +61,10 @@ class OneLayerAttention(Model, ABC):
         dim: int,
         allowed: "Bool[Tensor, '...'] | None" = None,
     ) -> "Float[Tensor, '...']":
-        """Turn scores into the weights of keys, which lie along `dim`.
+        """Turn finite scores into the weights of keys, which lie along `dim`.
 
         Keys that are not `allowed` (None: all are) get weight 0, and so does every key where none
-        is allowed.
+        is allowed; no gradient passes to their scores. `allowed` broadcasts against `scores`.
         """
 
     def parameters(self, task: Task) -> dict[str, Var]:
@@ -118,22 +123,24 @@ class OneLayerAttention(Model, ABC):
         """
         import torch
 
-        responses = list(range(-(task.response_sizes.get("response", 1)), 0))
+        entries = range(-task.response_sizes.get("response", 1), 0)
         w_q, w_k, w_v, w_o = (
             parameters[name].select(-4, 0) for name in ("W_Q", "W_K", "W_V", "W_O")
         )
         # Matmuls, so that these small products are made once and not again for every prompt.
         kq = (w_k @ w_q.mT) * self.score_scale  # (*models, head, d_model, d_model)
-        ov = w_v @ w_o[..., responses[0] :]  # last rows of OV: (*models, head, d_model, response)
+        ov = w_v @ w_o[..., entries[0] :]  # last rows of OV: (*models, head, d_model, response)
         tokens = inputs.movedim(-3, -1)  # (..., pos, d_model, batch)
         context, query = tokens[..., None, :-1, :, :], tokens[..., -1, :, :]
         keys = (kq.flatten(-3, -2) @ query).unflatten(-2, (self.n_heads, -1))
         scores = (keys[..., None, :, :] * context).sum(-2)  # (*models, head, pos, batch)
         pattern = self.weigh(task, scores, -2)
         attended = (pattern[..., None, :] * context).sum(-3)  # (*models, head, d_model, batch)
+        # One row is not split off: the compiler makes slower code of a split, even into one part.
+        rows = ov.split(1, -1) if task.response_sizes else [ov]
         predicted = [
-            query[..., entry, :] + (attended * ov[..., entry, None]).sum((-3, -2))
-            for entry in responses
+            query[..., entry, :] + (attended * row).sum((-3, -2))
+            for entry, row in zip(entries, rows, strict=True)
         ]
         return torch.stack(predicted, -1) if task.response_sizes else predicted[0]
 
@@ -141,12 +148,19 @@ class OneLayerAttention(Model, ABC):
         """Return the whole sequence-to-sequence map (2.2), with TransformerLens's hook points."""
         from mechicl.models.hooked import ContinuousTransformer
 
-        def weigh(scores: "Tensor", allowed: "Tensor") -> "Tensor":
-            return self.weigh(task, scores, -1, allowed)
-
         return ContinuousTransformer.from_parameters(
             parameters,
             n_positions=task.n_positions,
             score_scale=self.score_scale,
-            weigh=None if self.is_softmax else weigh,
+            weigh=None if self.is_softmax else partial(self.weigh, task, dim=-1),
         )
+
+
+def softmax(
+    scores: "Float[Tensor, '...']", dim: int, allowed: "Bool[Tensor, '...'] | None" = None
+) -> "Float[Tensor, '...']":
+    """Softmax along `dim` over the allowed keys; zeros where none is allowed."""
+    if allowed is None:
+        return scores.softmax(dim)
+    pattern = scores.masked_fill(~allowed, float("-inf")).softmax(dim)
+    return pattern.where(allowed.any(dim, keepdim=True), 0.0)

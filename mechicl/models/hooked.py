@@ -45,11 +45,12 @@ class StrictAttention(Attention):
 class WeighedAttention(StrictAttention):
     """Strict attention whose weights are another function of the scores than softmax.
 
-    `weigh` takes scores (batch, head, query_pos, key_pos) and which keys are allowed,
-    (query_pos, key_pos), and returns the pattern.
+    `weigh` takes scores (batch, head, query_pos, key_pos), finite, and which keys are `allowed`, of
+    the same shape, and returns the pattern. A key is allowed where its score is not -inf, as for
+    softmax: a hook on the scores that sets one to -inf takes the key out.
     """
 
-    weigh: Callable[[Tensor, Tensor], Tensor]
+    weigh: Callable[..., Tensor]
 
     def forward(  # type: ignore[override]
         self,
@@ -64,9 +65,9 @@ class WeighedAttention(StrictAttention):
             raise InputError(f"this attention takes no {', '.join(given)}")
         q, k, v = self.calculate_qkv_matrices(query_input, key_input, value_input)
         scores = self.calculate_attention_scores(q, k)
-        allowed = self._make_causal_mask(scores.size(-2), scores.size(-1), 0, scores.device)[0, 0]
-        masked = self.hook_attn_scores(scores.masked_fill(~allowed, float("-inf")))
-        pattern = self.hook_pattern(self.weigh(masked.where(allowed, 0.0), allowed))
+        masked = self.hook_attn_scores(self.apply_causal_mask(scores))
+        allowed = ~masked.isneginf()
+        pattern = self.hook_pattern(self.weigh(masked.where(allowed, 0.0), allowed=allowed))
         z = self.calculate_z_scores(v, pattern)
         if not self.cfg.use_attn_result:
             return torch.einsum("bqhe,hed->bqd", z, self.W_O) + self.b_O
@@ -84,7 +85,7 @@ class ContinuousTransformer(HookedTransformer):
     def __init__(
         self,
         cfg: HookedTransformerConfig,
-        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
+        weigh: Callable[..., Tensor] | None = None,
     ) -> None:
         with warnings.catch_warnings():
             # It is gone from TransformerLens 4, and this project stays below 4 for that reason.
@@ -108,7 +109,7 @@ class ContinuousTransformer(HookedTransformer):
         *,
         n_positions: int,
         score_scale: float,
-        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
+        weigh: Callable[..., Tensor] | None = None,
     ) -> "ContinuousTransformer":
         """Build an attention-only model that holds copies of W_Q, W_K, W_V and W_O.
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
-from mechicl.models.attention import OneLayerAttention
+from mechicl.models.attention import OneLayerAttention, softmax
 from mechicl.models.base import register
 from mechicl.tasks import Task
 
@@ -63,22 +63,19 @@ class NormalizedAttention(OneLayerAttention):
     ) -> "Float[Tensor, '...']":
         """Apply f and divide by its sum over the allowed keys."""
         del task
-        if self.activation == "exp":  # less the largest, so that it does not overflow
-            top = scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
-            highest = top.amax(dim, keepdim=True)
-            scores = scores - highest.where(highest.isfinite(), 0.0)
+        if self.activation == "exp":
+            return softmax(scores, dim, allowed)
         values = self._values(scores)
         if allowed is None:
             return values / values.sum(dim, keepdim=True)
         values = values.where(allowed, 0.0)
         total = values.sum(dim, keepdim=True)
-        return (values / total).where(allowed.any(dim, keepdim=True), 0.0)
+        return values / total.where(allowed.any(dim, keepdim=True), 1.0)
 
     def _values(self, scores: "Tensor") -> "Tensor":
-        if self.activation == "exp":
-            return scores.exp()
         if self.activation == "affine":
             return 1 + self.coefficient * scores
         if self.activation == "square":
             return (1 + self.coefficient * scores) ** 2
-        return 1 + scores.tanh()
+        # 1 + tanh(s), which would be 0 in float32 from s = -9 down, and 0/0 where all keys are.
+        return 2 * (2 * scores).sigmoid()

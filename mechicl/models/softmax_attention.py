@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from mechicl.models.attention import OneLayerAttention
+from mechicl.models.attention import OneLayerAttention, softmax
 from mechicl.models.base import register
 from mechicl.tasks import Task
 
@@ -36,7 +36,4 @@ class SoftmaxAttention(OneLayerAttention):
     ) -> "Float[Tensor, '...']":
         """Softmax over the allowed keys."""
         del task
-        if allowed is None:
-            return scores.softmax(dim)
-        pattern = scores.masked_fill(~allowed, float("-inf")).softmax(dim)
-        return pattern.where(allowed.any(dim, keepdim=True), 0.0)
+        return softmax(scores, dim, allowed)

@@ -137,7 +137,7 @@ class Task(Config, ABC):
         if nbytes > _LARGEST_SAMPLE:
             raise InputError(
                 f"a sample of {n} prompts takes {nbytes / 2**30:.0f} GiB, above the limit of "
-                f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer, or several samples with own seeds"
+                f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer, or several parts (part=)"
             )
         normals = torch.randn(n, self.n_normals, generator=generator("sample", seed, part))
         prompts = self.prompts(normals)

@@ -1,6 +1,7 @@
 """What the regression tasks share: Gaussian covariates of any covariance, a context, a query."""
 
 from abc import ABC
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 
 _LARGEST_D = 11_585  # d² numbers of 8 bytes are 1 GiB
+
+Rows = tuple[tuple[float, ...], ...]
+_ROWS = pydantic.TypeAdapter(Rows, config=pydantic.ConfigDict(allow_inf_nan=False))
 
 
 class KacMurdockSzego(Config):
@@ -51,11 +55,29 @@ class GaussianRegression(Task, ABC):
     d: Annotated[int, pydantic.Field(ge=1)] = 5
     n_context: Annotated[int, pydantic.Field(ge=1)] = 40
     noise_variance: Annotated[float, pydantic.Field(ge=0)] = 0.1
-    covariance: tuple[tuple[float, ...], ...] | KacMurdockSzego | None = None
+    covariance: Rows | KacMurdockSzego | None = None
+
+    @pydantic.field_validator("covariance", mode="before")
+    @classmethod
+    def _covariance_is_rows_or_rho(cls, given: object) -> object:
+        """Take each form by itself: of a union pydantic tells what is wrong with all the others."""
+        if given is None or isinstance(given, KacMurdockSzego):
+            return given
+        if isinstance(given, Mapping):
+            return KacMurdockSzego.model_validate(given)
+        if isinstance(given, (list, tuple)):
+            return _ROWS.validate_python(given)
+        raise ValueError("must be d rows of d numbers, {rho: a number}, or null")
 
     @pydantic.model_validator(mode="after")
     def _covariance_is_one(self) -> Self:
-        if self.covariance is None or isinstance(self.covariance, KacMurdockSzego):
+        if self.covariance is None:
+            return self
+        smallest = self.d * np.finfo(float).eps  # relative to the largest: below is rounding
+        if isinstance(self.covariance, KacMurdockSzego):
+            rho = abs(self.covariance.rho)
+            if (1 - rho) / (1 + rho) <= smallest:  # a bound on the ratio of the eigenvalues
+                raise ValueError(f"rho = {self.covariance.rho!r} is 1 or -1 up to rounding")
             return self
         rows = [len(row) for row in self.covariance]
         if rows != [self.d] * self.d:
@@ -63,10 +85,10 @@ class GaussianRegression(Task, ABC):
         matrix = np.array(self.covariance)
         if not np.allclose(matrix, matrix.T, rtol=1e-12, atol=0):
             raise ValueError("covariance is not symmetric")
-        smallest = np.linalg.eigvalsh(matrix)[0]
-        if smallest <= 0:
+        values = np.linalg.eigvalsh(matrix)
+        if values[0] <= smallest * values[-1]:
             raise ValueError(
-                f"covariance is not positive definite: its smallest eigenvalue is {smallest:.3g}"
+                f"covariance is not positive definite: its smallest eigenvalue is {values[0]:.3g}"
             )
         return self
 
@@ -117,6 +139,7 @@ class GaussianRegression(Task, ABC):
             return normals
         import torch
 
-        sigma = torch.tensor(self.sigma, dtype=torch.float64, device=normals.device)
-        factor = torch.linalg.cholesky(sigma).to(normals.dtype)
-        return (factor[:, :, None, None] * normals[..., None, :, :, :]).sum(-3)
+        from mechicl.tasks.factors import cholesky_rows
+
+        factor = torch.tensor(cholesky_rows(self), dtype=normals.dtype, device=normals.device)
+        return (factor @ normals.flatten(-2)).unflatten(-1, normals.shape[-2:])

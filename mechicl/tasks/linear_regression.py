@@ -78,7 +78,8 @@ class LinearRegression(GaussianRegression):
         - `preconditioned_gd`, `debiased_preconditioned_gd`: one step with the best matrix for Σ at
           this task's own L, (5.6) and its debiased counterpart. Where Σ = I that matrix is a
           multiple of I and they are left out: they are the two above.
-        - `single_head` (4.12): at the (ω*, μ*) that are best for Σ = I; left out for other Σ.
+        - `single_head` (4.12): at the (ω*, μ*) that minimise the approximate loss (4.1), which is
+          for Σ = I; left out for other Σ.
         """
         inputs = np.asarray(inputs, dtype=float)
         prompts = inputs[..., :-1, :-1], inputs[..., :-1, -1], inputs[..., -1, :-1]

@@ -11,7 +11,7 @@ from mechicl.schema import Var
 from mechicl.tasks.base import Prompts, register
 from mechicl.tasks.covariates import GaussianRegression
 from mechicl.theory import linear_regression as theory
-from mechicl.theory import regressors
+from mechicl.theory import preconditioned, regressors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,8 @@ class MultiTaskRegression(GaussianRegression):
 
     x ~ N(0, Σ), β ~ N(0, I/d), ε_n ~ N(0, σ²); a new β a prompt, shared by its tasks, whose index
     sets 𝒮_n are fixed. A prompt is position ℓ < L with (x_ℓ, y_ℓ1 .. y_ℓN), and the last one with
-    (x_q, 0). The target is y_q, noise included.
+    (x_q, 0). The target is y_q, noise included. With one task that reads all covariates, the same
+    normals make the prompts of `linear_regression`, bit for bit.
 
     Attributes
     ----------
@@ -40,8 +41,12 @@ class MultiTaskRegression(GaussianRegression):
         if not self.supports:
             raise ValueError("supports needs one set of covariates a task, one task at least")
         for number, support in enumerate(self.supports):
-            if not support or len(set(support)) != len(support):
-                raise ValueError(f"supports[{number}] is empty or repeats an index: {support}")
+            if not support:
+                raise ValueError(
+                    f"supports[{number}] is empty; a task reads one covariate at least"
+                )
+            if len(set(support)) != len(support):
+                raise ValueError(f"supports[{number}] = {support} repeats an index")
             if not 0 <= min(support) <= max(support) < self.d:
                 raise ValueError(
                     f"supports[{number}] = {support} has indices outside 0 .. {self.d - 1} (d = "
@@ -114,41 +119,41 @@ class MultiTaskRegression(GaussianRegression):
         - `ridge`: the posterior mean of β given all responses, hence optimal: an example of task n
           tells about every coordinate in 𝒮_n, also for the tasks that share it.
         - `single_task_ridge`: each task from its own responses alone.
-        - `debiased_gd`, `single_head`: each task on its own covariates by one debiased step (4.11)
-          or one softmax head (4.12), tuned for Σ = I at this task's own L; left out for other Σ.
+        - `debiased_gd`: each task on its own covariates by one debiased step (4.11), at the scalar
+          rate that is best for their covariance at this task's own L.
+        - `single_head`: each task on its own covariates by one softmax head (4.12), at the (ω*, μ*)
+          that minimise the approximate loss (4.1), which is for Σ = I; left out for other Σ.
         """
         inputs = np.asarray(inputs, dtype=float)
         x, y = inputs[..., :-1, : self.d], inputs[..., :-1, self.d :]
         query = inputs[..., -1, : self.d]
-        found: dict[str, list[np.ndarray]] = {}
         penalty = self.d * self.noise_variance
         rows = np.concatenate([x * member for member in self.membership], -2)
         responses = np.concatenate(np.moveaxis(y, -1, 0), -1)
-        for number, (support, member) in enumerate(
-            zip(self.supports, self.membership, strict=True)
-        ):
-            own = x[..., list(support)], y[..., number], query[..., list(support)]
+        queries = query[..., None, :] * self.membership
+        joint = regressors.ridge(
+            rows[..., None, :, :], responses[..., None, :], queries, penalty=penalty
+        )
+        found: dict[str, list[np.ndarray]] = {}
+        for number, support in enumerate(self.supports):
+            columns = list(support)
+            own = x[..., columns], y[..., number], query[..., columns]
+            # Of unit signal: y·√(d/s) has β ~ N(0, I/s) and noise σ²d/s.
+            at = {
+                "n_context": self.n_context,
+                "noise_variance": self.noise_variance * self.d / len(support),
+            }
+            sigma = self.sigma[np.ix_(columns, columns)]
+            rate = preconditioned.optimal_scalar_learning_rate(sigma, debiased=True, **at)
             one = {
-                "ridge": regressors.ridge(rows, responses, query * member, penalty=penalty),
                 "single_task_ridge": regressors.ridge(*own, penalty=penalty),
+                "debiased_gd": regressors.debiased_gd(*own, learning_rate=rate),
             }
             if self.isotropic:
-                # Of unit signal: y·√(d/s) has β ~ N(0, I/s) and noise σ²d/s.
-                size = len(support)
-                at = {
-                    "d": size,
-                    "n_context": self.n_context,
-                    "noise_variance": self.noise_variance * self.d / size,
-                }
-                omega, mu = theory.single_head_optimum(**at)
-                one |= {
-                    "debiased_gd": regressors.debiased_gd(
-                        *own, learning_rate=theory.optimal_learning_rate(**at)
-                    ),
-                    "single_head": regressors.kernel_regression(
-                        *own, omega=np.atleast_1d(omega), mu=np.atleast_1d(mu)
-                    ),
-                }
+                omega, mu = theory.single_head_optimum(d=len(support), **at)
+                one["single_head"] = regressors.kernel_regression(
+                    *own, omega=np.atleast_1d(omega), mu=np.atleast_1d(mu)
+                )
             for name, predicted in one.items():
                 found.setdefault(name, []).append(predicted)
-        return {name: np.stack(predicted, -1) for name, predicted in found.items()}
+        return {"ridge": joint} | {name: np.stack(each, -1) for name, each in found.items()}

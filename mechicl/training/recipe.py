@@ -1,6 +1,8 @@
 """Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
 
+import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +17,7 @@ from mechicl.config import Config
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
 
 _PACKAGE = "mechicl.recipes"
+_NOT_SET = object()
 
 
 class OptimizerConfig(Config):
@@ -105,14 +108,13 @@ class Recipe(Config):
         return settings_digest(self.settings())
 
     def differences(self, other: "Recipe") -> list[str]:
-        """Return each setting in which `other` differs, as `key: ours -> theirs`."""
-        ours, theirs = dict(_leaves(self.settings())), dict(_leaves(other.settings()))
-        keys = sorted({*ours, *theirs} - INDECISIVE)
-        return [
-            f"{key}: {ours.get(key)!r} -> {theirs.get(key)!r}"
-            for key in keys
-            if ours.get(key) != theirs.get(key)
-        ]
+        """Return each setting in which `other` differs, as `key: ours -> theirs`.
+
+        A setting that one of the two has not is "not set"; one that is a mapping in one of them
+        alone is told as a whole.
+        """
+        changed = sorted(_differences(self.settings(), other.settings()))
+        return [text for key, text in changed if key not in INDECISIVE]
 
 
 def _by_name(given: object, find: Any, base: type) -> object:
@@ -129,6 +131,18 @@ def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, str]]:
+    for key in {**ours, **theirs}:
+        mine, other = ours.get(key, _NOT_SET), theirs.get(key, _NOT_SET)
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            yield from _differences(mine, other, f"{prefix}{key}.")
+        elif mine != other:
+            said = ("not set" if value is _NOT_SET else repr(value) for value in (mine, other))
+            yield f"{prefix}{key}", f"{prefix}{key}: " + " -> ".join(said)
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -155,7 +169,9 @@ def load_recipe(
     source
         Name of a recipe that comes with mechicl, path of a YAML file, or a recipe to start from.
     overrides
-        New values by key: dotted (`task.d`), or bare (`d`) where one section alone has it.
+        New values by key: dotted (`task.d`), or bare (`d`) where one section alone has it. A
+        section as a mapping (`model`) replaces the whole of it, what it leaves out having its
+        default; the other keys are set over it, whichever order they come in.
     scale
         Name of a size under `scales` in the recipe's file, such as `paper`: its settings come
         before `overrides`, and the recipe is called NAME-SCALE.
@@ -164,8 +180,8 @@ def load_recipe(
     ------
     InputError
         For an unknown recipe, key or scale, with the nearest match; for a key that several sections
-        have, naming them, or that is given twice; and for values of a wrong type or out of range,
-        all of them at once.
+        have, naming them, or that is given twice, by itself or with a part of it; for a section
+        that is no mapping; and for values of a wrong type or out of range, all of them at once.
     """
     if isinstance(source, Recipe):
         if scale is not None:
@@ -187,18 +203,38 @@ def _changed(base: Recipe, overrides: Mapping[str, Any] | None) -> Recipe:
     if not overrides:
         return base
     settings = base.settings()
+    sections = {key for key, value in settings.items() if isinstance(value, Mapping)}
+    whole = {given: value for given, value in overrides.items() if _canonical(given) in sections}
+    if whole:
+        for given, value in whole.items():
+            if not isinstance(value, Mapping):
+                first = next(iter(settings[str(_canonical(given))]))
+                raise InputError(
+                    f"{given} is a section; given {value!r}. It takes a mapping of settings, as in "
+                    f"{given}={{{first}: ...}}, or set one of them, as in {given}.{first}=..."
+                )
+        settings = _validated(_replaced(settings, whole)).settings()
+    rest = {given: value for given, value in overrides.items() if given not in whole}
+    return _validated(_replaced(settings, rest))
+
+
+def _replaced(settings: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` with new values; all keys are those of `settings` as they were."""
     given_as: dict[str, str] = {}
-    for given, value in overrides.items():
+    for given in overrides:
         full = _full_key(given, settings)
-        if full in given_as:
-            raise InputError(f"{full} is set twice, as {given_as[full]!r} and as {given!r}")
+        for other, before in given_as.items():
+            if f"{full}.".startswith(f"{other}.") or f"{other}.".startswith(f"{full}."):
+                raise InputError(f"{full} is set twice, as {before!r} and as {given!r}")
         given_as[full] = given
+    out = copy.deepcopy(settings)
+    for full, given in given_as.items():
         *sections, key = full.split(".")
-        target = settings
+        target = out
         for section in sections:
             target = target[section]
-        target[key] = value
-    return _validated(settings)
+        target[key] = overrides[given]
+    return out
 
 
 def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe:
@@ -263,16 +299,27 @@ def _validated(settings: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(settings)
     except pydantic.ValidationError as error:
-        raise invalid(
-            f"recipe {settings.get('name')!r}", error, known=Recipe.model_fields
-        ) from None
+        raise invalid(f"recipe {settings.get('name')!r}", error, known=_known(settings)) from None
+
+
+def _known(settings: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a recipe with this task and this model may have."""
+    known = list(Recipe.model_fields)
+    sections: dict[str, type[Config]] = {"optimizer": OptimizerConfig, "checkpoints": Schedule}
+    for section, find in (("task", tasks.get), ("model", models.get)):
+        with suppress(InputError, KeyError, TypeError):  # which the error is about, then
+            sections[section] = find(settings[section]["name"])
+    known += [f"{name}.{key}" for name, config in sections.items() for key in config.model_fields]
+    return known
 
 
 def _full_key(given: str, settings: Mapping[str, Any]) -> str:
-    keys = [key for key, _ in _leaves(settings)]
-    if not isinstance(given, str):
-        raise unknown("setting", given, keys)
-    wanted = ".".join(canonical(part) for part in given.split("."))
+    leaves = dict(_leaves(settings))
+    wanted = _canonical(given)
+    if wanted is None:
+        raise unknown("setting", given, leaves)
+    parts = [key.split(".") for key in leaves]
+    keys = {".".join(part[:end]): None for part in parts for end in range(1, len(part) + 1)}
     matches = [key for key in keys if key == wanted or key.endswith(f".{wanted}")]
     if wanted in matches:
         return wanted
@@ -281,5 +328,17 @@ def _full_key(given: str, settings: Mapping[str, Any]) -> str:
             f"setting {given!r} is one of several: {', '.join(matches)}; give one of these"
         )
     if not matches:
-        raise unknown("setting", given, keys)
+        above, _, last = wanted.rpartition(".")
+        for key, value in leaves.items():
+            if above and value is None and (key == above or key.endswith(f".{above}")):
+                raise InputError(
+                    f"there is no setting {given!r}, for {key} is null; give the whole of it, as "
+                    f"in {key}={{{last}: ...}}"
+                )
+        raise unknown("setting", given, leaves)
     return matches[0]
+
+
+def _canonical(given: object) -> str | None:
+    """Return a key as settings spell it, or None for what is no string."""
+    return ".".join(map(canonical, given.split("."))) if isinstance(given, str) else None
