@@ -16,15 +16,25 @@ if TYPE_CHECKING:
 
     from mechicl.run import Run
 
+_MODULES = {
+    "he2025_runs": ("allocation", "effective_learning_rate", "length_growth", "loss_curves"),
+    "he2025_theory": (
+        "approximation_gap",
+        "debiased_limit",
+        "descent_stages",
+        "limiting_ratio",
+        "linear_as_softmax",
+        "on_manifold",
+        "single_head_optimum",
+    ),
+    "probes": ("probe_holds", "probe_value"),
+}
 _REGISTRY: "Registry[Check]" = Registry(
     "check",
     {
-        "allocation": "mechicl.studies.checks.he2025_runs",
-        "effective_learning_rate": "mechicl.studies.checks.he2025_runs",
-        "length_growth": "mechicl.studies.checks.he2025_runs",
-        "loss_curves": "mechicl.studies.checks.he2025_runs",
-        "probe_holds": "mechicl.studies.checks.probes",
-        "probe_value": "mechicl.studies.checks.probes",
+        name: f"mechicl.studies.checks.{module}"
+        for module, registered in _MODULES.items()
+        for name in registered
     },
 )
 
@@ -113,7 +123,7 @@ def check(compute: Callable[..., Outcome]) -> Check:
 
     See `Check` for what it takes and returns.
     """
-    signature = inspect.signature(compute, eval_str=True)
+    signature = inspect.signature(compute)
     fields: dict[str, Any] = {
         name: (
             parameter.annotation,

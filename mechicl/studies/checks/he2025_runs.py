@@ -34,7 +34,7 @@ def effective_learning_rate(runs: "Mapping[str, Run]") -> Outcome:
     measurements: list[Measurement] = []
     for label, run in runs.items():
         circuits = run.analyze("circuits")
-        excluded = _out_of_pattern(run)
+        excluded = out_of_pattern(run)
         slope = float(run.trajectory["slope"])
         omega, mu = (abs(circuits[name].isel(step=-1)) for name in ("omega", "mu"))
         eta = slope * (omega * mu).sum("head", skipna=False)
@@ -99,7 +99,7 @@ def loss_curves(
         for label, run in runs.items()
     }
     excluded = {
-        label: _out_of_pattern(run) if label != worse else dict.fromkeys(map(int, run.seeds), "")
+        label: out_of_pattern(run) if label != worse else dict.fromkeys(map(int, run.seeds), "")
         for label, run in runs.items()
     }
     means = {}
@@ -228,7 +228,7 @@ def allocation(
     return Outcome(tuple(measurements), figure)
 
 
-def _out_of_pattern(run: "Run") -> dict[int, str]:
+def out_of_pattern(run: "Run") -> dict[int, str]:
     """Return for each seed why it does not end in the positive-negative pattern, "" where it does.
 
     The pattern is that of Observations 1 and 2: a live head of each sign, and matched signs.
