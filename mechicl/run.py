@@ -362,7 +362,8 @@ class Run:
             Of a probe; `mechicl probes` lists them.
         steps, seeds
             Which checkpoints; None takes all. What a probe says of a seed, such as `since`, is of
-            the whole run all the same.
+            the whole run all the same; of a forward probe, it is of those that it evaluates, at
+            most its `n_steps` of the ones chosen.
         skip_damaged
             Go on without what cannot be read: it is NaN, with a warning that says which steps.
         **parameters
@@ -380,8 +381,9 @@ class Run:
         probe = analyses.get(name)
         probe.resolve(parameters)
         chosen = self.select(steps, seeds)
-        # A verdict, a peak, a time are of all of training, whichever steps are looked at.
-        whole = probe.statement is not None or not probe.by_step
+        # A verdict, a peak, a time are of all of training, whichever steps are looked at; a forward
+        # probe has them of the steps that it evaluates.
+        whole = not probe.forward and (probe.statement is not None or not probe.by_step)
         trajectory = self.select(None, seeds) if whole else chosen
         wanted = [variable for variable in probe.needs if variable in trajectory.variables]
         result = probe.run(

@@ -11,6 +11,7 @@ from mechicl.errors import InputError, SchemaError
 DIMS: dict[str, str] = {
     "run": "a trained run, in studies of several",
     "seed": "one independent model and data stream of a run",
+    "seed_other": "the other of two seeds that are compared",
     "step": "training step of a checkpoint: the number of updates made",
     "log_step": "training step of a logged value",
     "layer": "transformer block, from the input",

@@ -436,3 +436,18 @@ def test_a_save_cut_short_keeps_the_old_result(
     monkeypatch.undo()
     xr.testing.assert_identical(xr.open_zarr(path).load(), result)
     assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left behind"
+
+
+def test_a_forward_probe_with_a_verdict_evaluates_the_steps_that_are_asked_for(
+    trained: Run,
+) -> None:
+    settings = {"lengths": (40, 100), "n_prompts": 400}
+    last = trained.analyze("length_generalization", **settings)
+    assert last["step"].values.tolist() == [2000]
+    assert last["holds"].values.tolist() == [[1], [1]]
+    first = trained.analyze("length_generalization", steps=[0], n_steps=5, **settings)
+    assert first["step"].values.tolist() == [0]
+    two = trained.analyze("length_generalization", steps=[2000, 0], n_steps=5, **settings)
+    assert two["step"].values.tolist() == [0, 2000]
+    for step, one in ((0, first), (2000, last)):
+        np.testing.assert_array_equal(two["loss"].sel(step=step), one["loss"].sel(step=step))

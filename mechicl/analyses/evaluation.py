@@ -119,6 +119,42 @@ class Moments:
         return np.sqrt(self._squares / (self._n - 1) / self._n)
 
 
+class JointMoments:
+    """Means and covariances of k values (..., k, batch) that come in parts."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._mean: np.ndarray = np.array(0.0)
+        self._products: np.ndarray = np.array(0.0)
+
+    def add(self, values: Float[np.ndarray, "*models k batch"]) -> None:
+        """Take in one part."""
+        n = values.shape[-1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = values.mean(-1)
+            centred = values - mean[..., None]
+            shift = mean - self._mean
+            # Chan's update, as in Moments.
+            between = shift[..., :, None] * shift[..., None, :] * self._n * n / (self._n + n)
+            self._products = self._products + centred @ centred.swapaxes(-1, -2) + between
+            self._mean = self._mean + shift * n / (self._n + n)
+        self._n += n
+
+    @property
+    def mean(self) -> Float[np.ndarray, "*models k"]:
+        """Means over all prompts."""
+        return self._mean
+
+    def error(self, weights: Float[np.ndarray, "*models k"]) -> Float[np.ndarray, "*models"]:
+        """Return the standard error of the sum of `weights` times means; NaN for one prompt."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = np.einsum("...k,...kl,...l->...", weights, self._products, weights)
+            if self._n < 2:
+                return np.full_like(products, np.nan)
+            # Rounding may leave a variance of 0 just below it.
+            return np.sqrt(np.maximum(products, 0.0) / (self._n - 1) / self._n)
+
+
 def reference_axis(names: Iterable[str]) -> xr.DataArray:
     """Return the axis of references: numbers, with names as CF flags.
 

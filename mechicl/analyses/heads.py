@@ -10,11 +10,15 @@ import xarray as xr
 from mechicl.schema import Var
 
 _WEIGHT = ("seed", "step", "layer", "head")
-ATTENTION = {
+WEIGHTS = {
     "W_Q": Var((*_WEIGHT, "d_model", "d_head"), "1", "query projection"),
     "W_K": Var((*_WEIGHT, "d_model", "d_head"), "1", "key projection"),
     "W_V": Var((*_WEIGHT, "d_model", "d_head"), "1", "value projection"),
     "W_O": Var((*_WEIGHT, "d_head", "d_model"), "1", "output projection"),
+}
+"""Parameters of an attention model, for probes that evaluate it and look no further."""
+
+ATTENTION = WEIGHTS | {
     "score_scale": Var((), "1", "factor on attention scores"),
     "d": Var((), "1", "dimension of the covariates", 1),
 }

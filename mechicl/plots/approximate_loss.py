@@ -10,9 +10,6 @@ from matplotlib.figure import Figure
 from mechicl.plots import style
 from mechicl.schema import flag_names
 
-_REFERENCE_COLOURS = ("#333333", "#C2185B", "#00796B", "#6A3FB5", "#8D5524", "#558B00")
-_REFERENCE_MARKERS = "ovDsP^"
-
 
 def draw(result: xr.Dataset) -> Figure:
     """Draw measured and approximate loss with the references, and the gap between the two.
@@ -60,15 +57,15 @@ def _references(axes: Axes, result: xr.Dataset) -> None:
     losses = result["reference_loss"].values
     rank = np.argsort(np.argsort(losses))
     for number, code in enumerate(result["reference"].values):
-        look = number % len(_REFERENCE_COLOURS)
+        look = number % len(style.REFERENCE_COLOURS)
         axes.plot(
             [0, 0.05 + 0.07 * (number % 12), 1],
             [losses[number]] * 3,
             transform=axes.get_yaxis_transform(),
-            color=_REFERENCE_COLOURS[look],
+            color=style.REFERENCE_COLOURS[look],
             lw=1.2,
             ls=(4 * int(rank[number] % 2), (4, 4)),
-            marker=_REFERENCE_MARKERS[look],
+            marker=style.REFERENCE_MARKERS[look],
             markevery=[1],
             ms=5,
             zorder=1,

@@ -21,6 +21,8 @@ from mechicl.schema import flag_names
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D00")
 """Colours of Okabe and Ito, yellow darkened to read on white: they differ for every eye."""
+REFERENCE_COLOURS = ("#333333", "#C2185B", "#00796B", "#6A3FB5", "#8D5524", "#558B00")
+REFERENCE_MARKERS = "ovDsP^"
 DASHES = ("-", "--", ":", "-.")
 DIVERGING = "RdBu_r"
 GUIDE = "#555555"

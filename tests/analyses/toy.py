@@ -1,11 +1,15 @@
 """A Forward in plain NumPy, and the settings with which tests run each probe."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from mechicl.analyses import Forward
+from mechicl.models import Model
+from mechicl.models.evaluate import evaluate
+from mechicl.tasks import Task
 
 
 def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
@@ -33,7 +37,12 @@ def suited(name: str, trajectory: xr.Dataset) -> xr.Dataset:
     return SUITED.get(name, lambda run: run)(trajectory)
 
 
-CHEAP: dict[str, dict[str, object]] = {"approximate_loss": {"n_prompts": 300, "n_steps": 4}}
+CHEAP: dict[str, dict[str, object]] = {
+    "approximate_loss": {"n_prompts": 300, "n_steps": 4},
+    "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
+    "loss_landscape": {"n_prompts": 100, "n_steps": 4},
+    "predictor_distance": {"n_prompts": 200, "n_steps": 4},
+}
 
 
 def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> Forward:
@@ -63,6 +72,19 @@ def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> For
         return {"zero": np.zeros(len(inputs)), "vanilla_gd": 0.86 * step}
 
     return Forward(predict, prompts, references)
+
+
+def forward_of(task: Task, model: Model) -> Forward:
+    """Return what a run of this task and model gives its forward probes."""
+
+    def prompts(
+        n: int, seed: int, *, part: int = 0, n_context: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        asked = task if n_context is None else task.at_length(n_context)
+        sample = asked.sample(n, seed=seed, part=part)
+        return sample["inputs"].values, sample["targets"].values
+
+    return Forward(partial(evaluate, model, task), prompts, task.references)
 
 
 def _predict(parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:

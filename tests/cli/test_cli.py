@@ -24,6 +24,12 @@ from tests import trajectories
 
 QUICK = "he2025-two-head-quick"
 TINY = ["--set", "d=2", "--set", "n_context=5", "--set", "batch_size=16", "--no-compile"]
+FEW_PROMPTS = [
+    part
+    for name in analyses.names()
+    if "n_prompts" in analyses.get(name).parameters.model_fields
+    for part in ("--set", f"{name}.n_prompts=200")
+]
 
 
 def call(*arguments: object) -> Result:
@@ -62,7 +68,7 @@ def test_analyze_one_probe(run_copy: Path) -> None:
 
 
 def test_analyze_every_probe(run_copy: Path) -> None:
-    done = call("analyze", run_copy, "--no-plot", "--set", "approximate_loss.n_prompts=200")
+    done = call("analyze", run_copy, "--no-plot", *FEW_PROMPTS)
     assert done.exit_code == 0, done.stderr
     counted = 0
     for name in analyses.names():
@@ -329,7 +335,7 @@ def test_a_probe_that_does_not_apply(tmp_path: Path) -> None:
     both = call("analyze", run, "--probe", "solution_manifold", "--probe", "circuits", "--no-plot")
     assert both.exit_code == 4
     assert "solution_manifold does not apply" in both.stdout
-    assert call("analyze", run, "--no-plot").exit_code == 0
+    assert call("analyze", run, "--no-plot", *FEW_PROMPTS).exit_code == 0
 
 
 def test_an_unfinished_run_is_analysed_and_said_to_be(tmp_path: Path) -> None:
@@ -458,7 +464,7 @@ def test_divergence_exits_with_1(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.exit_code == 1
     assert re.findall(r"seed (\d) diverged at step", done.stdout) == ["0", "1"]
-    done = call("analyze", tmp_path / "run", "--set", "approximate_loss.n_prompts=100")
+    done = call("analyze", tmp_path / "run", *FEW_PROMPTS)
     assert done.exit_code == 0, done.stderr
     assert not re.search(r"\bnan\b", done.stdout, re.IGNORECASE)
     assert "undefined: nonfinite parameters" in " ".join(done.stdout.split())
