@@ -6,6 +6,7 @@ update `t + 1`; that is why `log_step` ends one before the last step.
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,8 +37,9 @@ REPLACED = ".replaced-"
 SCHEMA_VERSION = 1
 OLDEST_SCHEMA = 1
 """The oldest that this version reads."""
-RESUME_GLOB = "resume-*.safetensors*"
-"""These files, and what a kill leaves of one that is being written."""
+_RESUME = re.compile(r"resume-(\d+)\.safetensors")
+STRAY = frozenset({".DS_Store", ".ipynb_checkpoints", "Thumbs.db", "desktop.ini"})
+"""What file browsers and notebooks leave in any folder, also in an empty one."""
 
 MAX_CHUNK_STEPS = 256
 MAX_CHUNK_BYTES = 16 * 2**20
@@ -71,6 +73,18 @@ def is_constant(array: zarr.Array) -> bool:
 def resume_name(step: int) -> str:
     """Return the name of the file with the optimiser state after `step` updates."""
     return f"resume-{step}.safetensors"
+
+
+def resume_step(name: str) -> int | None:
+    """Return the step of a file with that name, None for any other, a copy of one among them."""
+    found = _RESUME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def resume_files(run_dir: Path) -> list[Path]:
+    """Return the files of that kind, and what a kill leaves of one that is being written."""
+    names = ((path, path.name.removesuffix(PARTIAL)) for path in run_dir.iterdir())
+    return sorted(path for path, name in names if resume_step(name) is not None)
 
 
 @dataclass(frozen=True)

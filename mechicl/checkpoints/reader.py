@@ -25,6 +25,7 @@ from mechicl.checkpoints.layout import (
     OLDEST_SCHEMA,
     REPLACED,
     SCHEMA_VERSION,
+    STRAY,
     TRAJECTORY,
 )
 from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
@@ -77,7 +78,7 @@ def _require_local(run: Path) -> None:
         hint = f": {run.parent}" if run.name == CONFIG else ""
         raise InputError(f"{run} is a file; give the directory of a run{hint}")
 
-    names = {entry.name for entry in run.iterdir()}
+    names = {entry.name for entry in run.iterdir()} - STRAY
     if TRAJECTORY in names:
         if not (run / TRAJECTORY).is_dir():
             raise DamagedRunError(f"{run / TRAJECTORY} is not a directory that can be read")

@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import re
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from mechicl.checkpoints.layout import (
     TRAJECTORY,
     is_constant,
     resume_name,
+    resume_step,
     settings_digest,
 )
 from mechicl.checkpoints.reader import open_group, parse_config, require_run
@@ -53,7 +53,6 @@ _ALWAYS: dict[str, tuple[tuple[str, ...], str]] = {
     "n_saved": ((), "int64"),
 }
 """Dims and type of what every trajectory has."""
-_RESUME = re.compile(r"resume-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -310,9 +309,9 @@ class _Verification:
             text = f"is {int(stored)}, of {self.steps.size} checkpoints planned"
             self._find("disagrees", self._first_file("n_saved"), text, "n_saved")
         committed = [
-            int(found[1])
+            step
             for path in self.run.iterdir()
-            if (found := _RESUME.fullmatch(path.name)) and int(found[1]) in self.steps
+            if (step := resume_step(path.name)) is not None and step in self.steps
         ]
         if not committed:
             return 0
@@ -547,10 +546,10 @@ class _Verification:
 
     def _leftovers(self) -> None:
         for path in sorted(self.run.iterdir()):
-            found = _RESUME.fullmatch(path.name)
+            step = resume_step(path.name)
             if path.name.startswith(REPLACED):
                 text = "is an earlier run, set aside while it was replaced; delete it"
-            elif found and self.counted and (not self.n_saved or int(found[1]) != self.last):
+            elif step is not None and self.counted and (not self.n_saved or step != self.last):
                 text = "is not of the last commit: a commit was cut short; --resume removes it"
             elif path.name.endswith(PARTIAL):
                 text = "was never finished: its writer was killed; delete it"

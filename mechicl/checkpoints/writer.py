@@ -39,11 +39,12 @@ from mechicl.checkpoints.layout import (
     LOCK_HOLDER,
     REPLACED,
     RESERVED,
-    RESUME_GLOB,
+    STRAY,
     TRAJECTORY,
     Plan,
     allocate,
     is_constant,
+    resume_files,
     resume_name,
 )
 from mechicl.checkpoints.reader import (
@@ -418,7 +419,7 @@ class TrajectoryWriter:
             ) from error
 
     def _remove_old_states(self) -> None:
-        for path in self.run_dir.glob(RESUME_GLOB):
+        for path in resume_files(self.run_dir):
             if path.name != resume_name(self._step(self.n_saved)):
                 path.unlink()
 
@@ -472,7 +473,7 @@ def _require_free(run: Path, *, overwrite: bool) -> None:
             raise InputError(f"{run} is not a directory; give another place for the run")
         return
     with _explained(f"cannot read {run}"):
-        names = {path.name for path in run.iterdir()} - _OF_NO_RUN
+        names = {path.name for path in run.iterdir()} - _OF_NO_RUN - STRAY
     is_run = names & {CONFIG, TRAJECTORY} or any(name.startswith(REPLACED) for name in names)
     if names and not is_run:
         raise InputError(
@@ -493,7 +494,7 @@ def _set_aside(run: Path) -> None:
     stays, and in it the lock. What a replacing that was cut short has set aside is joined by the
     rest, so that a run is always in one place.
     """
-    names = [TRAJECTORY, *(path.name for path in run.glob(RESUME_GLOB)), ANALYSES, FIGURES, CONFIG]
+    names = [TRAJECTORY, *(path.name for path in resume_files(run)), ANALYSES, FIGURES, CONFIG]
     if (run / TRAJECTORY).exists():
         _remove_replaced(run)
     earlier = [path for path in run.glob(REPLACED + "*") if (path / TRAJECTORY).exists()]

@@ -138,6 +138,20 @@ def assert_resume_files(run: Path, *steps: int) -> None:
     assert {path.name for path in run.glob("resume-*")} == {resume_name(step) for step in steps}
 
 
+def test_copies_of_an_optimiser_state_are_no_business_of_the_writers(tmp_path):
+    run, plan = tmp_path / "run", make_plan()
+    write(run, plan, 3)
+    mine = [f"{resume_name(10)}.bak", "resume-10 (copy).safetensors", "resume-old.safetensors"]
+    for name in mine:
+        (run / name).write_text("mine")
+    (run / f"{resume_name(5)}{files.PARTIAL}").touch()
+    write(run, plan, 5, start=3)
+    assert {path.name for path in run.glob("resume-*")} == {*mine, resume_name(20)}
+    write(run, plan, 2, overwrite=True)
+    assert {path.name for path in run.glob("resume-*")} == {*mine, resume_name(5)}
+    assert {(run / name).read_text() for name in mine} == {"mine"}
+
+
 def test_what_is_given_may_be_changed_afterwards(tmp_path):
     plan, run = make_plan(), tmp_path / "run"
     with TrajectoryWriter.create(run, plan, {}, commit_seconds=LATER) as writer:
@@ -416,6 +430,18 @@ def test_what_is_not_a_run_is_never_replaced(tmp_path):
     with pytest.raises(InputError, match="not plain YAML"):
         TrajectoryWriter.create(tmp_path / "new", make_plan(), {"a": np.float64(3)})
     assert not (tmp_path / "new").exists()
+
+
+def test_what_file_browsers_leave_is_no_obstacle(tmp_path):
+    run = tmp_path / "run"
+    (run / ".ipynb_checkpoints").mkdir(parents=True)
+    (run / ".DS_Store").write_text("theirs")
+    with pytest.raises(NothingToAnalyseError, match="is empty"):
+        read(run)
+    write(run, make_plan(), 2)
+    assert_prefix(read(run), make_plan(), 2)
+    write(run, make_plan(), 3, overwrite=True)
+    assert (run / ".DS_Store").read_text() == "theirs"
 
 
 def test_overwrite_follows_a_link(tmp_path):
