@@ -7,8 +7,6 @@ was whole when the look began, which does not change any more.
 import itertools
 import json
 import math
-import os
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +18,10 @@ import zarr
 from zarr.storage import LocalStore, StorePath
 
 from mechicl.checkpoints.chunks import Chunk, ChunkError, Fault, chunk_at, read_chunk
+from mechicl.checkpoints.claim import is_written
 from mechicl.checkpoints.files import PARTIAL, load_arrays
 from mechicl.checkpoints.layout import (
     CONFIG,
-    LOCK_HOLDER,
     REPLACED,
     TRAJECTORY,
     is_constant,
@@ -120,7 +118,7 @@ class _Verification:
         self.run = run
         self.findings: list[Finding] = []
         self.store = LocalStore(run / TRAJECTORY, read_only=True)
-        was_written = _is_written(run)
+        was_written = is_written(run)
 
         attrs = self._metadata()
         recipe = self._config(attrs)
@@ -130,7 +128,7 @@ class _Verification:
         self._loss()
         self._constants()
         self._resume()
-        if not (was_written or _is_written(run)):
+        if not (was_written or is_written(run)):
             self._leftovers()
 
     def _find(
@@ -625,23 +623,3 @@ def _around(rate: np.ndarray) -> np.ndarray:
     middle = np.maximum(count - 1, 0) // 2
     median = np.take_along_axis(windows, middle[..., None], axis=-1)[..., 0]
     return np.where(count >= _FEWEST_NEIGHBOURS, median, np.nan)
-
-
-def _is_written(run: Path) -> bool:
-    """Return whether a writer is at work, as far as can be told without its lock."""
-    try:
-        holder = json.loads((run / LOCK_HOLDER).read_bytes())
-        pid, host = int(holder["pid"]), holder["host"]
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, KeyError, TypeError):
-        return True
-    if host != socket.gethostname() or os.name == "nt":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        pass
-    return True

@@ -4,42 +4,30 @@ A commit writes chunks, then the optimiser state, then the number of whole check
 stops it, that number counts what is complete.
 """
 
-import json
 import math
-import os
-import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import rmtree
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import yaml
-from filelock import FileLock, Timeout
 from jaxtyping import Float32, Float64, Shaped
 
-from mechicl.checkpoints.files import (
-    PARTIAL,
-    DurableStore,
-    load_arrays,
-    save_arrays,
-    write_file,
+from mechicl.checkpoints.claim import (
+    RunLock,
+    explained,
+    remove_replaced,
+    require_free,
+    set_aside,
 )
+from mechicl.checkpoints.files import DurableStore, load_arrays, save_arrays, write_file
 from mechicl.checkpoints.layout import (
-    ANALYSES,
     CONFIG,
-    FIGURES,
-    LOCK,
-    LOCK_HOLDER,
-    REPLACED,
     RESERVED,
-    STRAY,
     TRAJECTORY,
     Plan,
     allocate,
@@ -55,15 +43,10 @@ from mechicl.checkpoints.reader import (
     read_n_saved,
     require_run,
 )
-from mechicl.errors import InputError, MechiclError, RunLockedError
+from mechicl.errors import InputError, MechiclError
 
 if TYPE_CHECKING:
     import zarr
-
-
-_OF_NO_RUN = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, CONFIG + PARTIAL}
-"""What a kill may leave before there is anything of a run."""
-
 
 Resume = Mapping[str, Shaped[np.ndarray, "..."]]
 
@@ -156,24 +139,24 @@ class TrajectoryWriter:
             raise InputError(f"{run_dir} is not local; train into a local directory, then copy it")
         run = Path(run_dir)
         text = _yaml(config)
-        _require_free(run, overwrite=overwrite)
+        require_free(run, overwrite=overwrite)
         try:
             run.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise MechiclError(f"cannot make the directory {run}: {error.strerror}") from error
-        lock = _lock(run)
+        lock = RunLock(run)
         try:
             # Looked at again: another process may have begun a run here in between.
-            _require_free(run, overwrite=overwrite)
-            with _explained(f"cannot begin a run in {run}"):
+            require_free(run, overwrite=overwrite)
+            with explained(f"cannot begin a run in {run}"):
                 if overwrite:
-                    _set_aside(run)
+                    set_aside(run)
                 write_file(run / CONFIG, text.encode())
                 allocate(run, plan)
-                _remove_replaced(run)
+                remove_replaced(run)
             return cls(run, lock, commit_seconds)
         except BaseException:
-            _unlock(run, lock)
+            lock.release()
             raise
 
     @classmethod
@@ -192,18 +175,18 @@ class TrajectoryWriter:
         run = require_run(run_dir)
         if not isinstance(run, Path):
             raise InputError(f"{run} can be read but not continued; copy it to a local directory")
-        lock = _lock(run)
+        lock = RunLock(run)
         try:
             writer = cls(run, lock, commit_seconds)
-            with _explained(f"cannot remove what a kill has left in {run}"):
+            with explained(f"cannot remove what a kill has left in {run}"):
                 writer._remove_old_states()
-                _remove_replaced(run)
+                remove_replaced(run)
             return writer
         except BaseException:
-            _unlock(run, lock)
+            lock.release()
             raise
 
-    def __init__(self, run: Path, lock: FileLock, commit_seconds: float) -> None:
+    def __init__(self, run: Path, lock: RunLock, commit_seconds: float) -> None:
         self.run_dir = run
         self._lock = lock
         self._commit_seconds = commit_seconds
@@ -305,7 +288,7 @@ class TrajectoryWriter:
                 self.commit()
         finally:
             self._pool.shutdown()
-            _unlock(self.run_dir, self._lock)
+            self._lock.release()
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Take the next checkpoint, copied; commit when a chunk is full or the time has come.
@@ -456,92 +439,3 @@ def _yaml(config: Mapping[str, object]) -> str:
         return yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as error:
         raise InputError(f"the configuration is not plain YAML: {error}") from error
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MechiclError(f"{what}: {error.strerror or error}") from error
-
-
-def _require_free(run: Path, *, overwrite: bool) -> None:
-    """Raise InputError unless a run may begin in `run`."""
-    if not run.is_dir():
-        if run.exists() or run.is_symlink():
-            raise InputError(f"{run} is not a directory; give another place for the run")
-        return
-    with _explained(f"cannot read {run}"):
-        names = {path.name for path in run.iterdir()} - _OF_NO_RUN - STRAY
-    is_run = names & {CONFIG, TRAJECTORY} or any(name.startswith(REPLACED) for name in names)
-    if names and not is_run:
-        raise InputError(
-            f"{run} holds files that are not a run ({', '.join(sorted(names)[:3])}), which "
-            "mechicl does not replace; give another directory"
-        )
-    if names and not overwrite:
-        raise InputError(
-            f"there is a run in {run}; continue it with --resume, replace it with --overwrite, or "
-            "give another directory"
-        )
-
-
-def _set_aside(run: Path) -> None:
-    """Move the files of a run into a folder beside them, to be deleted once the new run has begun.
-
-    The trajectory goes first, so that no half of a run can pass for a run. The directory itself
-    stays, and in it the lock. What a replacing that was cut short has set aside is joined by the
-    rest, so that a run is always in one place.
-    """
-    names = [TRAJECTORY, *(path.name for path in resume_files(run)), ANALYSES, FIGURES, CONFIG]
-    if (run / TRAJECTORY).exists():
-        _remove_replaced(run)
-    earlier = [path for path in run.glob(REPLACED + "*") if (path / TRAJECTORY).exists()]
-    aside = earlier[0] if earlier else Path(tempfile.mkdtemp(prefix=REPLACED, dir=run))
-    for name in names:
-        is_here = (run / name).exists() or (run / name).is_symlink()
-        if is_here and not (aside / name).exists():
-            (run / name).rename(aside / name)
-
-
-def _remove_replaced(run: Path) -> None:
-    """Delete what was replaced by the run that is here, which has begun."""
-    for replaced in run.glob(REPLACED + "*"):
-        rmtree(replaced)
-
-
-def _lock(run: Path) -> FileLock:
-    """Return the lock of a run, acquired, with its holder written beside it."""
-    lock = FileLock(run / LOCK, thread_local=False)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise RunLockedError(
-            f"{_holder(run)} is writing {run}; wait until it is done, or stop it"
-        ) from None
-    except OSError as error:
-        raise MechiclError(f"cannot lock {run}: {error.strerror or error}") from error
-    try:
-        with _explained(f"cannot lock {run}"):
-            holder = {"pid": os.getpid(), "host": socket.gethostname()}
-            write_file(run / LOCK_HOLDER, json.dumps(holder).encode())
-    except BaseException:
-        lock.release()
-        raise
-    return lock
-
-
-def _holder(run: Path) -> str:
-    try:
-        holder = json.loads((run / LOCK_HOLDER).read_text())
-        return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
-def _unlock(run: Path, lock: FileLock) -> None:
-    try:
-        (run / LOCK_HOLDER).unlink(missing_ok=True)
-    finally:
-        lock.release()

@@ -1,0 +1,149 @@
+"""Whose a directory is: free for a new run, held by a writer, or with an earlier run in it."""
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+
+from filelock import FileLock, Timeout
+
+from mechicl.checkpoints.files import PARTIAL, write_file
+from mechicl.checkpoints.layout import (
+    ANALYSES,
+    CONFIG,
+    FIGURES,
+    LOCK,
+    LOCK_HOLDER,
+    REPLACED,
+    STRAY,
+    TRAJECTORY,
+    resume_files,
+)
+from mechicl.errors import InputError, MechiclError, RunLockedError
+
+_OF_NO_RUN = {LOCK, LOCK_HOLDER, LOCK_HOLDER + PARTIAL, CONFIG + PARTIAL}
+"""What a kill may leave before there is anything of a run."""
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise what the machine refuses as a MechiclError that begins with `what`."""
+    try:
+        yield
+    except OSError as error:
+        raise MechiclError(f"{what}: {error.strerror or error}") from error
+
+
+def require_free(run: Path, *, overwrite: bool) -> None:
+    """Raise InputError unless a run may begin in `run`."""
+    if not run.is_dir():
+        if run.exists() or run.is_symlink():
+            raise InputError(f"{run} is not a directory; give another place for the run")
+        return
+    with explained(f"cannot read {run}"):
+        names = {path.name for path in run.iterdir()} - _OF_NO_RUN - STRAY
+    is_run = names & {CONFIG, TRAJECTORY} or any(name.startswith(REPLACED) for name in names)
+    if names and not is_run:
+        raise InputError(
+            f"{run} holds files that are not a run ({', '.join(sorted(names)[:3])}), which "
+            "mechicl does not replace; give another directory"
+        )
+    if names and not overwrite:
+        raise InputError(
+            f"there is a run in {run}; continue it with --resume, replace it with --overwrite, or "
+            "give another directory"
+        )
+
+
+def set_aside(run: Path) -> None:
+    """Move the files of a run into a folder beside them, to be deleted once the new run has begun.
+
+    The trajectory goes first, so that no half of a run can pass for a run. The directory itself
+    stays, and in it the lock. What a replacing that was cut short has set aside is joined by the
+    rest, so that a run is always in one place.
+    """
+    names = [TRAJECTORY, *(path.name for path in resume_files(run)), ANALYSES, FIGURES, CONFIG]
+    if (run / TRAJECTORY).exists():
+        remove_replaced(run)
+    earlier = [path for path in run.glob(REPLACED + "*") if (path / TRAJECTORY).exists()]
+    aside = earlier[0] if earlier else Path(tempfile.mkdtemp(prefix=REPLACED, dir=run))
+    for name in names:
+        is_here = (run / name).exists() or (run / name).is_symlink()
+        if is_here and not (aside / name).exists():
+            (run / name).rename(aside / name)
+
+
+def remove_replaced(run: Path) -> None:
+    """Delete what was replaced by the run that is here, which has begun."""
+    for replaced in run.glob(REPLACED + "*"):
+        rmtree(replaced)
+
+
+class RunLock:
+    """The lock of a run, acquired, with its holder written beside it.
+
+    Raises
+    ------
+    RunLockedError
+        Another process has it, or this one.
+    MechiclError
+        The machine refused.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._lock = FileLock(run / LOCK, thread_local=False)
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise RunLockedError(
+                f"{_holder(run)} is writing {run}; wait until it is done, or stop it"
+            ) from None
+        except OSError as error:
+            raise MechiclError(f"cannot lock {run}: {error.strerror or error}") from error
+        try:
+            with explained(f"cannot lock {run}"):
+                holder = {"pid": os.getpid(), "host": socket.gethostname()}
+                write_file(run / LOCK_HOLDER, json.dumps(holder).encode())
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def release(self) -> None:
+        """Let others write the run."""
+        try:
+            (self._run / LOCK_HOLDER).unlink(missing_ok=True)
+        finally:
+            self._lock.release()
+
+
+def _holder(run: Path) -> str:
+    try:
+        holder = json.loads((run / LOCK_HOLDER).read_text())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def is_written(run: Path) -> bool:
+    """Return whether a writer is at work, as far as can be told without its lock."""
+    try:
+        holder = json.loads((run / LOCK_HOLDER).read_bytes())
+        pid, host = int(holder["pid"]), holder["host"]
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    if host != socket.gethostname() or os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
