@@ -86,6 +86,9 @@ def remove_replaced(run: Path) -> None:
 class RunLock:
     """The lock of a run, acquired, with its holder written beside it.
 
+    It is of a file. A directory that takes the place of this one has a lock of its own, which
+    another process may hold; `require` tells.
+
     Raises
     ------
     RunLockedError
@@ -112,13 +115,36 @@ class RunLock:
         except BaseException:
             self._lock.release()
             raise
+        self._file = _identity(run / LOCK)
+
+    def require(self) -> None:
+        """Raise MechiclError if what lies where the run was is not what was locked.
+
+        What is written there would be lost, or be mixed into the run of another writer.
+        """
+        if _identity(self._run / LOCK) != self._file:
+            raise MechiclError(
+                f"{self._run} or the {LOCK} in it was moved, replaced or deleted while this "
+                "process was writing it, so nothing more is written; what was committed is where "
+                "the run is now: continue it there with --resume"
+            )
 
     def release(self) -> None:
         """Let others write the run."""
         try:
-            (self._run / LOCK_HOLDER).unlink(missing_ok=True)
+            if _identity(self._run / LOCK) == self._file:  # else it is of another writer
+                (self._run / LOCK_HOLDER).unlink(missing_ok=True)
         finally:
             self._lock.release()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return which file that is: no other one as long as a process has it open."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _holder(run: Path) -> str:

@@ -379,11 +379,13 @@ class TrajectoryWriter:
     def _write(self) -> None:
         latest = self._latest
         last = self._step(latest.n_added)
+        self._lock.require()
         try:
             self._write_arrays(latest, last)
             self._writing = resume_name(last)
             resume = latest.resume() if callable(latest.resume) else latest.resume
             save_arrays(self.run_dir / self._writing, resume)
+            self._lock.require()
             self._writing = "n_saved"
             self._arrays["n_saved"][...] = latest.n_added
             self._advance(latest.n_added, last)

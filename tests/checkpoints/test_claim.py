@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -180,6 +181,36 @@ def test_a_second_process_is_refused_with_pid_and_host(tmp_path):
         writer.add(make_checkpoint(make_plan(), 1))
     assert_prefix(read(run), make_plan(), 2)
     assert try_elsewhere(run, "resume") == ""
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted", "replaced", "lock deleted"])
+def test_a_run_that_is_taken_from_under_its_writer_is_written_no_more(tmp_path, how):
+    run, plan, moved = tmp_path / "run", make_plan(), tmp_path / "moved"
+    with (
+        pytest.raises(MechiclError, match="moved, replaced or deleted while"),
+        TrajectoryWriter.create(run, plan, {"recipe": "x"}) as writer,
+    ):
+        writer.add(make_checkpoint(plan, 0))
+        writer.commit()
+        if how == "lock deleted":
+            (run / LOCK).unlink()
+        else:
+            run.rename(moved)
+        if how == "deleted":
+            shutil.rmtree(moved)
+        other = (
+            TrajectoryWriter.create(run, make_plan(seeds=(7,)), {}) if how == "replaced" else None
+        )
+        before = sorted(run.rglob("*"))
+        writer.add(make_checkpoint(plan, 1))
+    assert sorted(run.rglob("*")) == before, "nothing was written, and no holder's name removed"
+    if other is not None:
+        other.add(make_checkpoint(make_plan(seeds=(7,)), 0))
+        other.__exit__(None, None, None)
+        assert_prefix(read(run), make_plan(seeds=(7,)), 1)
+    if how in ("moved", "replaced"):
+        write(moved, plan, 4, start=1)
+        assert_prefix(read(moved), plan, 4)
 
 
 def test_what_a_dead_process_said_does_not_block(tmp_path):
