@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec, Crc32cCodec
-from zarr.storage import WrapperStore
+from zarr.storage import LocalStore, WrapperStore
 
 from mechicl.checkpoints.layout import TRAJECTORY
-from mechicl.errors import DamagedRunError
+from mechicl.errors import DamagedRunError, MechiclError
 
 if TYPE_CHECKING:
     import zarr
@@ -30,12 +30,15 @@ _MOST_LISTED = 4
 class WholeStore(WrapperStore[Store]):
     """A store in which a chunk that is asked for and not there is an error.
 
-    To Zarr it is a chunk of fill values; here all that is ever read was written.
+    To Zarr it is a chunk of fill values; here all that is ever read was written. It is an error too
+    where another local store has taken the place of the one that was opened: labels of the one
+    would be given to numbers of the other.
     """
 
     def __init__(self, store: Store, where: str = "") -> None:
         super().__init__(store)
         self._where = where
+        self._opened = _identity(store)
 
     def _with_store(self, store: Store) -> "WholeStore":
         return type(self)(store, self._where)
@@ -44,9 +47,24 @@ class WholeStore(WrapperStore[Store]):
         self, key: str, prototype: "BufferPrototype | None" = None, byte_range: Any = None
     ) -> "Buffer | None":
         found = await super().get(key, prototype, byte_range)  # type: ignore[arg-type]
-        if found is None and key.rpartition("/")[2] not in METADATA:
+        if key.rpartition("/")[2] in METADATA:
+            return found
+        if _identity(self._store) not in (self._opened, None):
+            raise MechiclError(f"{self._where} was replaced since it was opened; open it again")
+        if found is None:
             raise DamagedRunError(f"{self._where}/{key} is missing")
         return found
+
+
+def _identity(store: Store) -> tuple[int, int, int] | None:
+    """Return which local store that is: its metadata are written once."""
+    if not isinstance(store, LocalStore):
+        return None
+    try:
+        found = (store.root / METADATA[0]).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 @dataclass(frozen=True)

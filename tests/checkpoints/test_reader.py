@@ -20,7 +20,7 @@ from mechicl.checkpoints import (
     require_run,
 )
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
-from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
+from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 from tests.checkpoints.common import (
     assert_prefix,
     chunk,
@@ -285,6 +285,16 @@ def test_a_missing_chunk_is_an_error_also_where_nothing_names_it(chunked):
     assert dataset["W_Q"][:, :4].notnull().all()
     with pytest.raises(DamagedRunError, match=r"W_Q/c/0/1/0/0 is missing"):
         dataset["W_Q"].load()
+
+
+def test_a_run_that_was_replaced_since_it_was_opened_is_not_read(run):
+    """Its chunks have the shapes that are asked for, and are other numbers."""
+    opened = read_trajectory(run)
+    write(run, make_plan(seeds=(7, 8)), 5, overwrite=True)
+    for read_it in (opened["W_Q"].copy().load, lambda: load(opened.copy(), where=run)):
+        with pytest.raises(MechiclError, match="was replaced since it was opened; open it again"):
+            read_it()
+    assert_prefix(read(run), make_plan(seeds=(7, 8)), 5)
 
 
 def test_a_run_is_not_resumed_over_a_chunk_that_is_missing(chunked):
