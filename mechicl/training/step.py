@@ -23,7 +23,8 @@ class State(NamedTuple):
     moments
         Optimiser state, by moment and name.
     diverged_at
-        Step at which the loss or gradient of a model became non-finite; NaN for healthy ones.
+        Step at which the loss, the gradient or the update of a model became non-finite; NaN for
+        healthy ones.
     step
         Number of updates made.
     """
@@ -58,8 +59,8 @@ Step = Callable[
 def make_step(recipe: Recipe) -> Step:
     """Return the step of `recipe`: (state, normals) -> (state, loss of each model before it).
 
-    A model whose loss or gradient is not finite is left as it is, marked as diverged, and not
-    trained further; those stacked with it are not touched by it.
+    A model whose loss, gradient or update is not finite is left as it is, marked as diverged, and
+    not trained further; those stacked with it are not touched by it.
     """
     task, model = recipe.task, recipe.model
 
@@ -78,6 +79,9 @@ def make_step(recipe: Recipe) -> Step:
             recipe.optimizer, state.parameters, gradients, state.moments, number
         )
         finite = torch.isfinite(loss) & torch.isfinite(optimizer.gradient_norm(gradients))
+        for stack in (parameters, *moments.values()):
+            for value in stack.values():
+                finite &= torch.isfinite(value).flatten(1).all(1)
         healthy = finite & torch.isnan(state.diverged_at)
         newly = ~finite & torch.isnan(state.diverged_at)
         return State(

@@ -1,5 +1,6 @@
 """One step against autograd through the HookedTransformer, and what happens to a diverging seed."""
 
+import pytest
 import torch
 
 from mechicl.training import load_recipe
@@ -83,6 +84,33 @@ def test_finite_loss_with_overflowing_gradient_is_divergence_too() -> None:
     for name, value in state.parameters.items():
         assert torch.equal(after.parameters[name][0], value[0])
         assert not torch.equal(after.parameters[name][1], value[1])
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam", "adamw"])
+def test_an_update_that_overflows_is_divergence_too(rule: str) -> None:
+    """Loss and gradient are ordinary; the rate, or the decay with it, is not."""
+    settings = {"name": rule, "learning_rate": 1e39, "weight_decay": 0.1}
+    optimizer = RECIPE.optimizer.model_copy(update=settings)
+    recipe = RECIPE.model_copy(update={"optimizer": optimizer})
+    state = initial_state(recipe, (0, 1))
+    after, loss = make_step(recipe)(state, normals(recipe, 2))
+    assert torch.isfinite(loss).all()
+    assert after.diverged_at.tolist() == [0, 0]
+    for name, value in state.parameters.items():
+        assert torch.equal(after.parameters[name], value)
+
+
+def test_decay_of_large_weights_that_overflows_is_divergence_too() -> None:
+    """Adam squares the decayed gradient; with an infinite square no update would move again."""
+    optimizer = RECIPE.optimizer.model_copy(update={"weight_decay": 1.0})
+    recipe = RECIPE.model_copy(update={"optimizer": optimizer})
+    state = initial_state(recipe, (0, 1))
+    parameters = {name: value.clone() for name, value in state.parameters.items()}
+    parameters["W_O"][0, ..., 0] = 1e20  # not of the column that the prediction is read from
+    after, loss = make_step(recipe)(state._replace(parameters=parameters), normals(recipe, 2))
+    assert torch.isfinite(loss).all()
+    assert after.diverged_at[0] == 0
+    assert torch.isnan(after.diverged_at[1])
 
 
 def test_initial_models_are_functions_of_their_seeds() -> None:
