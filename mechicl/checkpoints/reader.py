@@ -28,7 +28,7 @@ from mechicl.checkpoints.layout import (
     STRAY,
     TRAJECTORY,
 )
-from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
+from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 
 Location = Path | str
 """A run: a local directory, or an fsspec URL."""
@@ -154,7 +154,7 @@ def parse_config(run: Location) -> dict[str, object]:
     """Do what `read_config` does, for a path that `require_run` has returned."""
     try:
         config = yaml.safe_load(_read_bytes(run, CONFIG).decode())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedRunError(f"{run}/{CONFIG} is not YAML: {error}") from error
     if not isinstance(config, dict):
         raise DamagedRunError(f"{run}/{CONFIG} holds no settings")
@@ -193,10 +193,15 @@ def read_trajectory(path: Location) -> xr.Dataset:
     try:
         consolidated = group.metadata.consolidated_metadata is not None
         dataset = xr.open_zarr(store, chunks=None, consolidated=consolidated)  # type: ignore[arg-type]
-    except Exception:
+    except Exception as error:  # whatever xarray makes of metadata that were altered
         for name in _COORDINATES:
             read_array(run, group, name)
-        raise
+        if isinstance(error, MechiclError):
+            raise
+        raise DamagedRunError(
+            f"the metadata in {run}/{TRAJECTORY} do not go together ({error}); `mechicl verify` "
+            "says which"
+        ) from error
     for name in _COORDINATES:
         if (dataset[name].values < 0).any():
             raise DamagedRunError(f"{run}/{TRAJECTORY}/{name} lacks its values")
@@ -359,7 +364,7 @@ def open_group(run: Location, store: Store, mode: str = "r") -> zarr.Group:
     try:
         attrs = json.loads(data)["attributes"]
         schema, writer = int(attrs["schema_version"]), attrs["mechicl_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DamagedRunError(f"{where} is not what was written: {error!r}") from error
     if schema > SCHEMA_VERSION:
         raise InputError(

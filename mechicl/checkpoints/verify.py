@@ -211,7 +211,7 @@ class _Verification:
         else:
             try:
                 found = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 found = None
             if isinstance(found, dict):
                 return found

@@ -193,7 +193,18 @@ def test_a_newer_schema_is_refused_with_the_version_needed(run):
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"{", b"[]", b"{}", b'{"attributes": {}}', b"\xff\xfe"]
+    "content",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"attributes": {}}',
+        b'{"attributes": {"schema_version": Infinity, "mechicl_version": "1"}}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
 )
 def test_damaged_metadata_are_named(run, content):
     path = run / TRAJECTORY / "zarr.json"
@@ -216,7 +227,20 @@ def test_metadata_that_lost_an_array_are_named(run):
         read_trajectory(run)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"recipe: [", b"just text", b"\xff\xfe\x00"])
+@pytest.mark.parametrize(("array", "key"), [("W_Q", "shape"), ("loss", "dimension_names")])
+def test_metadata_that_do_not_go_together_are_named(run, array, key):
+    path = run / TRAJECTORY / "zarr.json"
+    metadata = json.loads(path.read_text())
+    of_one = metadata["consolidated_metadata"]["metadata"][array]
+    of_one[key] = {"shape": [2, 20, 2, 3], "dimension_names": ["seed", "step"]}[key]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(DamagedRunError, match=rf"{TRAJECTORY} do not go together.*verify"):
+        read_trajectory(run)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"recipe: [", b"just text", b"[" * 5000, b"\xff\xfe\x00"]
+)
 def test_a_damaged_config_is_named(run, content):
     path = run / CONFIG
     path.unlink() if content is None else path.write_bytes(content)

@@ -271,6 +271,7 @@ def test_labels_that_are_lost_are_those_of_the_recipe(run):
         (b"{", "altered"),
         (b"[]", "altered"),
         (b"{}", "altered"),
+        (b"[" * 100_000, "altered"),
         (b"\xff\xfe", "altered"),
     ],
 )
