@@ -1,5 +1,7 @@
 """At which training steps a checkpoint is saved."""
 
+import math
+
 import numpy as np
 from jaxtyping import Int64
 from pydantic import NonNegativeInt, PositiveInt
@@ -37,7 +39,8 @@ class Schedule(Config):
         Raises
         ------
         InputError
-            `n_steps` is negative, `at` names steps beyond it, or there are over ten million.
+            `n_steps` is negative, `at` names steps beyond it, or there are over ten million, or as
+            many points of the log-spaced start.
         """
         if n_steps < 0:
             raise InputError(f"a training cannot have {n_steps} steps; give 0 or more")
@@ -52,6 +55,11 @@ class Schedule(Config):
                 f"a checkpoint every {self.every} of {n_steps} steps makes "
                 f"{n_steps // self.every} of them, and {_MOST} are the most; give a larger "
                 "checkpoints.every"
+            )
+        if self.per_decade * math.log10(max(1, n_steps)) > _MOST:
+            raise InputError(
+                f"{self.per_decade} points a decade of {n_steps} steps are over {_MOST}, the most; "
+                "give a smaller checkpoints.per_decade"
             )
         periodic = np.arange(0, n_steps + 1, self.every) if self.every else []
         chosen = np.concatenate([[0, n_steps], periodic, self._start(n_steps), self.at])

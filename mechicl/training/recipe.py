@@ -57,7 +57,8 @@ class Recipe(Config):
     task, model
         A registered task and architecture, each a mapping with `name` and its settings.
     optimizer, batch_size, n_steps
-        How it is trained; every batch is drawn afresh.
+        How it is trained; every batch is drawn afresh. Steps are counted in float32, as far as that
+        is exact: to 2²⁴.
     seeds
         One independent model and data stream each.
     checkpoints
@@ -70,7 +71,7 @@ class Recipe(Config):
     model: pydantic.SerializeAsAny[models.Model]
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Annotated[int, pydantic.Field(ge=1)] = 256
-    n_steps: Annotated[int, pydantic.Field(ge=1)] = 10_000
+    n_steps: Annotated[int, pydantic.Field(ge=1, le=2**24)] = 10_000
     seeds: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**63)], ...] = (0,)
     checkpoints: Schedule = Schedule()
 

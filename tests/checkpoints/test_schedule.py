@@ -66,6 +66,16 @@ def test_steps_beyond_the_end_are_refused():
         Schedule().steps(-1)
 
 
+@pytest.mark.parametrize("every", [None, 1])
+def test_more_points_than_anyone_can_mean_are_refused(every):
+    """At once: their list would fill the memory."""
+    with pytest.raises(InputError, match=r"smaller checkpoints\.per_decade"):
+        Schedule(every=every, per_decade=10**10).steps(100)
+    with pytest.raises(InputError, match="give a larger"):
+        Schedule(every=1).steps(10**8)
+    assert Schedule(every=every, per_decade=10**6).steps(100).tolist() == list(range(101))
+
+
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"per_decade": -1}, {"at": (-1,)}, {"evry": 5}])
 def test_settings_are_checked(wrong):
     with pytest.raises(ValidationError):
