@@ -28,7 +28,8 @@ def info(
         f"{seed}: diverged at step {diverged[seed]}" if seed in diverged else f"{seed}: {loss:.4f}"
         for seed, loss in zip(run.seeds.tolist(), losses, strict=True)
     ]
-    versions = run.config.get("versions", {})
+    versions = run.config.get("versions")
+    written_by = versions.get("mechicl") if isinstance(versions, dict) else None
     rows = [
         ["recipe", f"{recipe.name}: {recipe.description}"],
         ["task", _words(recipe.task)],
@@ -38,7 +39,7 @@ def info(
         ["checkpoints", f"{attrs['n_saved']} of {attrs['n_planned']}, {state}"],
         ["steps", f"{run.steps[0]} to {run.steps[-1]} of {recipe.n_steps}"],
         ["loss by seed", ", ".join(seeds)],
-        ["trained on", f"{run.config.get('device')}, mechicl {versions.get('mechicl')}"],
+        ["trained on", f"{run.config.get('device')}, mechicl {written_by}"],
         ["digest", attrs["run_digest"]],
     ]
     show(str(run.path), ["", ""], rows)

@@ -193,7 +193,14 @@ def _check_resumable(
             f"the run was begun with another recipe ({'; '.join(differences)}); resume it with the "
             "recipe in its config.yaml, or train into another directory"
         )
-    now = run_config(recipe, config["groups"], device)
+    groups, n_seeds = config["groups"], len(recipe.seeds)
+    if not isinstance(config["versions"], dict) or not _is_partition(groups, n_seeds):
+        raise DamagedRunError(
+            f"{run_dir}/config.yaml is not what was written: its groups are {groups}, its versions "
+            f"{config['versions']}; groups hold 0 to {n_seeds - 1} in order, and versions are by "
+            "name; restore it"
+        )
+    now = run_config(recipe, groups, device)
     changed = [
         f"{name} {config['versions'].get(name)} -> {number}"
         for name, number in now["versions"].items()
@@ -203,7 +210,14 @@ def _check_resumable(
         changed.append(f"device {config['device']} -> {device}")
     if changed:
         notify(f"resuming with {', '.join(changed)}: bits will differ from a run never stopped")
-    return config["groups"]
+    return groups
+
+
+def _is_partition(groups: object, n_seeds: int) -> bool:
+    """Return whether that can be what `_partition` has returned, on whatever machine."""
+    if not isinstance(groups, list) or not all(isinstance(part, list) and part for part in groups):
+        return False
+    return [index for part in groups for index in part] == list(range(n_seeds))
 
 
 def _step(

@@ -495,6 +495,14 @@ def test_info_tells_the_loss_of_the_last_hundred_steps(trained: Run) -> None:
     assert f"0: {loss[0]:.4f}, 3: {loss[1]:.4f}" in call("info", trained.path).stdout
 
 
+def test_info_does_without_versions_that_are_none(run_copy: Path) -> None:
+    path = run_copy / "config.yaml"
+    path.write_text(path.read_text().replace("versions:", "versions: lost\nbefore:"))
+    told = call("info", run_copy)
+    assert told.exit_code == 0, told.stderr
+    assert "mechicl None" in told.stdout
+
+
 def test_info_tells_which_probes_apply(tmp_path: Path) -> None:
     run, slanted = tmp_path / "run", ["--set", "covariance=[[1, 0.5], [0.5, 1]]"]
     call("train", QUICK, "--out", run, *TINY, *slanted, "--steps", 5, "--seeds", 1)

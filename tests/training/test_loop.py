@@ -14,7 +14,7 @@ import yaml
 
 import mechicl
 from mechicl.checkpoints import read_trajectory
-from mechicl.errors import InputError
+from mechicl.errors import DamagedRunError, InputError
 from mechicl.run import open_run
 from mechicl.training import load_recipe
 from mechicl.training.loop import Progress, train
@@ -205,6 +205,27 @@ def test_a_changed_recipe_is_not_resumed(whole_copy: Path, change: dict, message
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": 3},
+        {"groups": [[1, 0], [2]]},
+        {"groups": [[0], [1]]},
+        {"groups": [[0], ["1"], [2]]},
+        {"versions": None},
+        {"versions": "1.0"},
+    ],
+)
+def test_a_config_that_was_altered_outside_its_recipe_is_not_resumed(
+    whole_copy: Path, change: dict
+) -> None:
+    """Groups in another order would give the numbers of one seed to another."""
+    config = yaml.safe_load((whole_copy / "config.yaml").read_text())
+    (whole_copy / "config.yaml").write_text(yaml.safe_dump(config | change))
+    with pytest.raises(DamagedRunError, match=r"config\.yaml is not what was written: its groups"):
+        train(load_recipe(QUICK, SMALL), whole_copy, resume=True, compile=False)
+
+
 def test_a_complete_run_is_left_alone(whole_copy: Path) -> None:
     before, remarks = stored(whole_copy), []
     train(load_recipe(QUICK, SMALL), whole_copy, resume=True, compile=False, notify=remarks.append)
@@ -371,7 +392,11 @@ def test_torch_threads_are_given_back(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("change", [{"d": 1_000_000}, {"n_steps": 10**12}], ids=["width", "steps"])
+@pytest.mark.parametrize(
+    "change",
+    [{"d": 1_000_000}, {"n_steps": 2**24, "every": 2, "d": 40}],
+    ids=["width", "steps"],
+)
 def test_what_the_machine_has_no_room_for_is_refused(tmp_path: Path, change: dict) -> None:
     with pytest.raises(InputError):
         train(load_recipe(QUICK, SMALL | change), tmp_path / "run", compile=False)
