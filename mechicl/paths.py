@@ -16,8 +16,11 @@ def local_directory(path: str | Path) -> Path:
     if is_url(text):
         raise InputError(f"{text} is a URL, and only local directories are written; give a path")
     local = Path(text).expanduser()
-    if not local.is_dir() and (local.exists() or local.is_symlink()):
-        raise InputError(f"{local} is not a directory; give another path")
+    try:
+        if not local.is_dir() and (local.exists() or local.is_symlink()):
+            raise InputError(f"{local} is not a directory; give another path")
+    except OSError as error:
+        raise InputError(f"{local} is no place to write to: {error.strerror or error}") from None
     return local
 
 
@@ -28,4 +31,6 @@ def path_text(path: object) -> str:
     text = fspath(path)
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"a path cannot be empty; given {text!r}")
+    if "\0" in text:
+        raise InputError(f"a path has no null characters; given {text!r}")
     return text

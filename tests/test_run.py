@@ -367,7 +367,7 @@ def test_results_of_two_runs_in_one_place_are_two_files(trained: Run, tmp_path: 
         xr.testing.assert_identical(xr.open_zarr(path).load(), result)
 
 
-@pytest.mark.parametrize("out", ["memory://x", "s3://bucket/run", ""])
+@pytest.mark.parametrize("out", ["memory://x", "s3://bucket/run", "", "a\0b", "x" * 300])
 def test_only_local_directories_are_written(trained: Run, out: str) -> None:
     result = trained.analyze("zero_sum_ov", steps=[2000])
     with pytest.raises(InputError):
