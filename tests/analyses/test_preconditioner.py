@@ -75,6 +75,18 @@ def test_a_pair_that_has_a_reference_is_at_no_distance_from_it_and_from_it_alone
     np.testing.assert_allclose(result["eta"].values, expected, rtol=1e-11)
 
 
+def test_the_verdict_is_about_the_plain_optimum():
+    """Drawn from Σ⁻¹ towards I, some are nearer to Σ̃⁻¹ than to Σ⁻¹, but not to the other."""
+    counted = {True: 0, False: 0}
+    for part in np.linspace(0.4, 0.6, 21):
+        matrix = np.linalg.inv(SIGMA + part * RIDGE * np.eye(5))
+        to_sigma, to_plain, to_debiased = (sine(matrix, KNOWN[name]) for name in list(KNOWN)[1:])
+        holds = measure(pair(matrix))["holds"].values
+        assert holds == (to_plain < to_sigma)
+        counted[to_plain < to_sigma < to_debiased] += 1
+    assert counted[True] >= 1
+
+
 def test_scale_moves_eta_and_errors_but_no_distance():
     best = KNOWN["debiased_optimum"]
     for factor in (0.3, 1.0, -2.0):

@@ -134,6 +134,8 @@ def test_the_threshold_is_a_part_of_the_strongest_head():
     for threshold, serves in ((0.24, 1), (0.26, 0)):
         result = measure(heads, DISJOINT, serve_threshold=threshold)
         assert result["serves"].values[0, 0, 1, 0] == serves
+    weak = [SINGLE[0], (reads(3, 4, 5), (0, 0.01))]  # the strongest in a task, however weak
+    assert serving(measure(weak, DISJOINT)) == [[1, 0], [0, 1]]
     for factor in (1e-3, 1e3):
         scaled = [(factor * diagonal, np.array(mu)) for diagonal, mu in SHARED]
         assert serving(measure(scaled)) == serving(measure(SHARED))

@@ -131,7 +131,7 @@ def test_every_time_is_what_a_walk_back_from_the_end_finds():
 
 def test_rise_fall_and_drawdown_in_closed_form():
     sizes = np.array([0.1, 0.4, 0.3, 0.4, 0.2])
-    ov = np.array([1.0, 2.0, 1.5, 4.0, 3.0])
+    ov = np.array([1.0, 4.0, 3.0, 3.5, 3.8])
     omega, mu = (values[None, :, None] * np.array([1, -1]) for values in (sizes, ov))
     result = measure(omega, mu)
     np.testing.assert_allclose(result["gamma"].values[0], sizes, rtol=1e-12)
