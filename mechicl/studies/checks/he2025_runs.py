@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
+from mechicl import analyses
 from mechicl.errors import InputError
 from mechicl.schema import flag_names
 from mechicl.studies.checks.base import Measurement, Outcome, check
@@ -14,31 +15,35 @@ from mechicl.studies.checks.probes import last
 if TYPE_CHECKING:
     from mechicl.run import Run
 
-_ONE_SIGN = "heads of one sign"
-_UNMATCHED = "signs of KQ and OV differ"
+PATTERN = ("head_roles", "sign_matching")
+"""Probes of the positive-negative pattern: a live head of each sign, and matched signs."""
+
+SETTLED = (*PATTERN, "zero_sum_ov", "homogeneous_kq")
+"""Probes of Observation 2 whole, none of which looks at the step size."""
 
 
 @check
 def effective_learning_rate(runs: "Mapping[str, Run]") -> Outcome:
     """Measure the effective learning rate η_eff = C_f Σ|ω||μ| of every run, seed by seed (Table 1).
 
-    Quantities are the labels of the runs. A seed counts where it ends in the positive-negative
-    pattern: a live head of each sign, and sign(ω) = sign(μ) on all live heads. Besides, with no
-    published value, are measured:
+    Quantities are the labels of the runs. A seed counts where it ends in the pattern of Observation
+    2: a live head of each sign, matched signs, Σμ = 0 and one |ω|, by the probes of these. Besides,
+    with no published value, are measured:
 
     - `LABEL: omega`, `LABEL: mu`: means of |ω| and |μ| over heads, at the last step.
     - `LABEL: in the pattern`: 1 where the seed ends in it.
-    - `LABEL: in the pattern, from a start with both signs` and `..., from a start with one sign`:
-      the same, of the seeds whose untrained heads have ω of both signs, or of one.
+    - `LABEL: in the pattern, OV of both signs at the start` and `..., of one sign at the start`:
+      the same, of the seeds whose untrained heads have μ of both signs, or of one. Signs of μ are
+      larger than those of ω there, and decide within a hundred steps what a head becomes.
     """
     measurements: list[Measurement] = []
     for label, run in runs.items():
         circuits = run.analyze("circuits")
-        excluded = out_of_pattern(run)
+        excluded = out_of_pattern(run, SETTLED)
         slope = float(run.trajectory["slope"])
         omega, mu = (abs(circuits[name].isel(step=-1)) for name in ("omega", "mu"))
         eta = slope * (omega * mu).sum("head", skipna=False)
-        begun = circuits["omega"].isel(step=0)
+        begun = circuits["mu"].isel(step=0)
         both = (begun > 0).any("head") & (begun < 0).any("head")
         for index, seed in enumerate(int(each) for each in run.seeds):
             out, settled = excluded[seed], float(not excluded[seed])
@@ -52,7 +57,7 @@ def effective_learning_rate(runs: "Mapping[str, Run]") -> Outcome:
             ]
             measurements.append(Measurement(f"{label}: in the pattern", settled, seed=seed))
             start = "both signs" if bool(both[index]) else "one sign"
-            name = f"{label}: in the pattern, from a start with {start}"
+            name = f"{label}: in the pattern, OV of {start} at the start"
             measurements.append(Measurement(name, settled, seed=seed))
     return Outcome(tuple(measurements))
 
@@ -228,14 +233,12 @@ def allocation(
     return Outcome(tuple(measurements), figure)
 
 
-def out_of_pattern(run: "Run") -> dict[int, str]:
-    """Return for each seed why it does not end in the positive-negative pattern, "" where it does.
-
-    The pattern is that of Observations 1 and 2: a live head of each sign, and matched signs.
-    """
-    both = last(run.analyze("head_roles")["holds"])
-    matched = last(run.analyze("sign_matching")["holds"])
-    return {
-        int(seed): _ONE_SIGN if one != 1 else _UNMATCHED if other != 1 else ""
-        for seed, one, other in zip(both["seed"].values, both.values, matched.values, strict=True)
-    }
+def out_of_pattern(run: "Run", probes: tuple[str, ...] = PATTERN) -> dict[int, str]:
+    """Return for each seed which of `probes` does not hold at its last step, "" where all do."""
+    reasons = dict.fromkeys((int(seed) for seed in run.seeds), "")
+    for name in probes:
+        holds = last(run.analyze(name)["holds"])
+        for seed, value in zip(holds["seed"].values, holds.values, strict=True):
+            if value != 1 and not reasons[int(seed)]:
+                reasons[int(seed)] = f"not so: {analyses.get(name).statement}"
+    return reasons
