@@ -409,12 +409,13 @@ def test_another_config_is_refused(run_copy: Path, change: object, message: str)
 def test_every_probe_round_trips_through_the_store(run_copy: Path) -> None:
     run = mechicl.open_run(run_copy)
     checked = 0
-    for name in analyses.names():
+    names = [name for name in analyses.names() if run.objection(name) is None]
+    for name in names:
         result = run.analyze(name, **({"n_prompts": 200} if name == "approximate_loss" else {}))
         (path,) = run.save(result, figure=False)
         xr.testing.assert_identical(xr.open_zarr(path).load(), result)
         checked += 1
-    assert checked == len(analyses.names()) >= 7
+    assert checked == len(names) >= 9
 
 
 def test_a_save_cut_short_keeps_the_old_result(

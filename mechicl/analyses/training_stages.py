@@ -70,7 +70,7 @@ _ORDERS = {
     },
     statement="signs match, mu sums to zero, (4.3) is met and the live heads have one |omega|",
     undefined=(NONFINITE, NO_LIVE_HEAD, "single_head", "zero_ov", _FEW, "zero_kq"),
-    headline=("optimality_ratio", "gamma", "positive_ov"),
+    headline=("optimality_ratio", "positive_ov"),
     applies=isotropic_softmax,
     by_step=False,  # peaks and falls are of the whole run
     references=("he2025 (4.2), (4.3), (4.4), Observation 4",),
