@@ -158,7 +158,8 @@ class ContinuousTransformer(HookedTransformer):
         if return_type not in ("logits", None):
             raise InputError(
                 f"this model has no loss of its own (return_type={return_type!r}); the run's task "
-                "has one: run.task.loss(model(inputs)[:, -1, -1], targets)"
+                "has one: run.task.loss(model(inputs)[:, -1, -1], targets), with -N: in place of "
+                "the last -1 where a target has N responses"
             )
         self._require_continuous(inputs)
         stop = self.cfg.n_layers if stop_at_layer is None else stop_at_layer

@@ -36,6 +36,17 @@ class KacMurdockSzego(Config):
     rho: Annotated[float, pydantic.Field(gt=-1, lt=1)]
 
 
+def _rows_or_rho(given: object) -> object:
+    """Take each form by itself: of a union pydantic tells what is wrong for every member."""
+    if given is None or isinstance(given, KacMurdockSzego):
+        return given
+    if isinstance(given, Mapping):
+        return KacMurdockSzego.model_validate(given)
+    if isinstance(given, (list, tuple)):
+        return _ROWS.validate_python(given)
+    raise ValueError("must be d rows of d numbers, {rho: a number}, or null")
+
+
 class GaussianRegression(Task, ABC):
     """Regression on x ~ N(0, Σ), a context of L examples and a query.
 
@@ -55,19 +66,9 @@ class GaussianRegression(Task, ABC):
     d: Annotated[int, pydantic.Field(ge=1)] = 5
     n_context: Annotated[int, pydantic.Field(ge=1)] = 40
     noise_variance: Annotated[float, pydantic.Field(ge=0)] = 0.1
-    covariance: Rows | KacMurdockSzego | None = None
-
-    @pydantic.field_validator("covariance", mode="before")
-    @classmethod
-    def _covariance_is_rows_or_rho(cls, given: object) -> object:
-        """Take each form by itself: of a union pydantic tells what is wrong with all the others."""
-        if given is None or isinstance(given, KacMurdockSzego):
-            return given
-        if isinstance(given, Mapping):
-            return KacMurdockSzego.model_validate(given)
-        if isinstance(given, (list, tuple)):
-            return _ROWS.validate_python(given)
-        raise ValueError("must be d rows of d numbers, {rho: a number}, or null")
+    covariance: Annotated[Rows | KacMurdockSzego | None, pydantic.BeforeValidator(_rows_or_rho)] = (
+        None
+    )
 
     @pydantic.model_validator(mode="after")
     def _covariance_is_one(self) -> Self:

@@ -10,6 +10,7 @@ from mechicl.errors import InputError
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.streams import generator
 from mechicl.theory import linear_regression as theory
+from mechicl.theory import preconditioned
 
 KMS = tuple(tuple(0.5 ** abs(i - j) for j in range(3)) for i in range(3))
 
@@ -179,3 +180,52 @@ def test_constants_are_those_of_the_task() -> None:
     values = {name: value for name, (_, value) in task.constants().items()}
     np.testing.assert_array_equal(values.pop("covariance"), [[2, 0], [0, 1]])
     assert values == {"d": 2, "n_context": 7, "noise_variance": 0.5, "isotropic": False}
+
+
+def test_anisotropic_references_meet_their_exact_risks() -> None:
+    """At Σ_ij = 0.5^|i−j|: by simulation, in order, and not at the risks of one another."""
+    task = LinearRegression(covariance={"rho": 0.5})
+    sigma, at = task.sigma, {"n_context": 40, "noise_variance": 0.1}
+    n = 20_000
+    sample = task.sample(n, seed=0)
+    targets = sample["targets"].values.astype(float)
+    errors = {
+        name: (predicted - targets) ** 2
+        for name, predicted in task.references(sample["inputs"].values).items()
+    }
+    risks = {}
+    for debiased, prefix in ((False, ""), (True, "debiased_")):
+        rate = preconditioned.optimal_scalar_learning_rate(sigma, debiased=debiased, **at)
+        matrix = preconditioned.optimal_preconditioner(sigma, debiased=debiased, **at)
+        for name, omega in (
+            (prefix + "gd" if debiased else "vanilla_gd", rate * np.eye(5)),
+            (prefix + "preconditioned_gd", matrix),
+        ):
+            risk = preconditioned.preconditioned_gd_risk(omega, sigma, debiased=debiased, **at)
+            risks[name] = float(risk)
+    assert set(errors) == {"ridge", "least_squares", *risks}
+    for name, risk in risks.items():
+        assert abs(errors[name].mean() - risk) < 5 * errors[name].std() / n**0.5, name
+        gap = errors[name] - errors["ridge"]
+        assert gap.mean() > 5 * gap.std() / n**0.5, name
+    for debiased in ("", "debiased_"):
+        scalar = errors[(debiased or "vanilla_") + "gd"]
+        gain = scalar - errors[f"{debiased}preconditioned_gd"]
+        assert gain.mean() > 5 * gain.std() / n**0.5
+    over = errors["least_squares"] - errors["ridge"]
+    assert over.mean() > 5 * over.std() / n**0.5
+
+
+def test_references_are_tuned_at_the_tasks_own_length() -> None:
+    """Fitted predictors stay those of the trained length; ridge has none."""
+    counted = 0
+    for covariance in (None, {"rho": 0.5}):
+        task = LinearRegression(covariance=covariance)
+        inputs = task.at_length(10).sample(20, seed=0)["inputs"].values
+        trained, refitted = task.references(inputs), task.at_length(10).references(inputs)
+        assert trained.keys() == refitted.keys()
+        for name, predicted in trained.items():
+            same = np.allclose(predicted, refitted[name], rtol=1e-3)
+            assert same == (name in ("ridge", "least_squares")), name
+            counted += 1
+    assert counted == 5 + 6

@@ -1,0 +1,90 @@
+"""What every task does: samples in parts, names, and lengths that it may not have."""
+
+import numpy as np
+import pytest
+
+from mechicl import tasks
+from mechicl.errors import InputError
+from mechicl.tasks.base import Task
+from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.multi_task_regression import MultiTaskRegression
+
+TASKS: tuple[Task, ...] = (LinearRegression(), MultiTaskRegression())
+
+
+def test_every_registered_task_is_tested_here() -> None:
+    assert {task.name for task in TASKS} == set(tasks.names())
+    assert len(TASKS) == 2
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_parts_are_reproducible_and_differ(task: Task) -> None:
+    parts = [task.sample(4, seed=3, part=part) for part in (0, 1, 2)]
+    for part, sample in enumerate(parts):
+        assert sample.equals(task.sample(4, seed=3, part=part))
+        assert (sample.attrs["seed"], sample.attrs["part"]) == (3, part)
+    assert parts[0].equals(task.sample(4, seed=3)), "the first part is the default"
+    others = [*parts[1:], task.sample(4, seed=4), task.sample(4, seed=1, part=3)]
+    for number, other in enumerate(others):
+        assert not np.isclose(parts[0]["inputs"], other["inputs"])[:, :-1].any(), number
+    assert not parts[1].equals(task.sample(4, seed=4, part=1))
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_parts_are_independent(task: Task) -> None:
+    first, second = (task.sample(4000, seed=0, part=part)["inputs"].values for part in (0, 1))
+    one, two = first[:, :-1].ravel(), second[:, :-1].ravel()
+    assert abs(np.corrcoef(one, two)[0, 1]) < 5 / len(one) ** 0.5
+    assert abs(np.corrcoef(one[1:], two[:-1])[0, 1]) < 5 / len(one) ** 0.5
+
+
+@pytest.mark.parametrize("part", [-1, 0.5, True, "1", None])
+def test_bad_parts_are_refused(part: object) -> None:
+    with pytest.raises(InputError, match="part of a sample is an integer from 0; given"):
+        LinearRegression().sample(2, seed=0, part=part)
+
+
+def test_a_large_sample_names_its_parts() -> None:
+    with pytest.raises(InputError, match=r"above the limit of 4 GiB; take fewer, or several parts"):
+        LinearRegression().sample(10**8, seed=0)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_sample_is_a_dataset_of_declared_axes(task: Task) -> None:
+    sample = task.sample(3, seed=0)
+    assert sample["inputs"].dims == ("batch", "pos", "d_model")
+    assert sample["inputs"].shape == (3, task.n_positions, task.d_model)
+    assert sample["targets"].dims == ("batch", *task.response_sizes)
+    assert sample["targets"].shape == (3, *task.response_sizes.values())
+    assert {variable.dtype for variable in sample.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_references_have_the_shape_of_targets(task: Task) -> None:
+    sample = task.sample(6, seed=0)
+    inputs = sample["inputs"].values
+    given = task.references(inputs)
+    stacked = task.references(inputs.reshape(2, 3, *inputs.shape[1:]))
+    for name, predicted in given.items():
+        assert predicted.shape == sample["targets"].shape, name
+        assert predicted.dtype == float, name
+        np.testing.assert_allclose(stacked[name].reshape(predicted.shape), predicted, atol=1e-12)
+    assert len(given) >= 4
+
+
+def test_constants_are_declared_with_their_axes() -> None:
+    counted = 0
+    for task in TASKS:
+        for name, (variable, value) in task.constants().items():
+            assert np.ndim(value) == len(variable.dims), name
+            counted += 1
+    assert counted == 10
+
+
+def test_a_task_without_length_says_so() -> None:
+    class Chain(LinearRegression):
+        at_length = Task.at_length
+
+    with pytest.raises(InputError, match="has no contexts of examples, hence no other length"):
+        Chain().at_length(3)
