@@ -131,11 +131,8 @@ def test_seeds_that_are_left_out_do_not_count(files: tuple[Path, Path]) -> None:
     [quantity] = record.quantities
     assert [not each.excluded for each in quantity.measurements] == both.tolist()
     assert quantity.n_counted == both.sum()
-    assert all(
-        "positive and a negative" in each.excluded
-        for each in quantity.measurements
-        if each.excluded
-    )
+    reasons = {each.excluded for each in quantity.measurements} - {""}
+    assert all("positive and a negative" in reason for reason in reasons)
 
 
 def test_another_scale_is_another_run(files: tuple[Path, Path]) -> None:
@@ -160,7 +157,7 @@ def test_mistakes_cost_nothing(
     claim, out = files
     with pytest.raises(InputError, match=message):
         reproduce(str(changed(claim, **change)), out, compile=False)
-    with pytest.raises(InputError, match="no scale|scale"):
+    with pytest.raises(InputError, match="there is no scale"):
         reproduce(str(claim), out, scale="papper", compile=False)
     assert not out.exists()
 
