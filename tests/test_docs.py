@@ -70,6 +70,31 @@ def test_the_probe_of_the_five_steps_works(trained: Run, monkeypatch: pytest.Mon
         del registry._entries["weight_drift"], registry._owners["weight_drift"]
 
 
+def test_the_claim_and_the_check_of_the_page_work(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mechicl.studies import checks, load_claim
+
+    page = (ROOT / "docs" / "add-a-claim.md").read_text()
+    (claim,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "paper.page.yaml"
+    path.write_text(claim)
+    read = load_claim(path)
+    checks.get(read.check).resolve(read.parameters)
+    (block,) = code_blocks("docs/add-a-claim.md")
+    module = types.ModuleType("final_loss")
+    monkeypatch.setitem(sys.modules, "final_loss", module)
+    try:
+        exec(compile(block, "docs/add-a-claim.md", "exec"), module.__dict__)
+        outcome = checks.get("final_loss")({"x": trained}, last=10)
+        assert [each.seed for each in outcome.measurements] == trained.seeds.tolist()
+        last = trained.metrics["loss"].isel(log_step=slice(-10, None), seed=0).mean()
+        assert outcome.measurements[0].value == pytest.approx(float(last))
+    finally:
+        registry = import_module("mechicl.studies.checks.base")._REGISTRY
+        registry._entries.pop("final_loss", None), registry._owners.pop("final_loss", None)
+
+
 def test_the_dataset_page_has_every_dim_and_unit() -> None:
     page = (ROOT / "docs" / "dataset.md").read_text()
     missing = [name for name in (*schema.DIMS, *schema.UNITS) if f"`{name}`" not in page]
