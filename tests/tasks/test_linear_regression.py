@@ -212,8 +212,11 @@ def test_anisotropic_references_meet_their_exact_risks() -> None:
         scalar = errors[(debiased or "vanilla_") + "gd"]
         gain = scalar - errors[f"{debiased}preconditioned_gd"]
         assert gain.mean() > 5 * gain.std() / n**0.5
-    over = errors["least_squares"] - errors["ridge"]
-    assert over.mean() > 5 * over.std() / n**0.5
+    short = task.at_length(8).sample(2000, seed=0)  # at L = 40 the two are nearly equal
+    least = task.references(short["inputs"].values)
+    over = (least["least_squares"] - short["targets"].values) ** 2
+    over -= (least["ridge"] - short["targets"].values) ** 2
+    assert over.mean() > 5 * over.std() / 2000**0.5
 
 
 def test_references_are_tuned_at_the_tasks_own_length() -> None:

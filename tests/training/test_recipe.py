@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mechicl.errors import InputError
-from mechicl.training import load_recipe, recipe_names
-from mechicl.training.recipe import _full_key
+from mechicl.models.normalized_attention import NormalizedAttention
+from mechicl.training import load_recipe, recipe_names, stored_recipe
+from mechicl.training.recipe import OptimizerConfig, _full_key
 
 QUICK = "he2025-two-head-quick"
 
@@ -149,6 +150,7 @@ CHANGES = {
     "task.n_context": 7,
     "task.noise_variance": 0.2,
     "task.covariance": [[2, 0, 0, 0, 0], *([0] * i + [1] + [0] * (4 - i) for i in range(1, 5))],
+    "model.name": "linear_attention",
     "model.n_heads": 3,
     "model.score_scale": 0.5,
     "optimizer.name": "sgd",
@@ -174,6 +176,17 @@ def test_digest_and_differences_see_every_setting(key: str) -> None:
     assert difference.startswith(f"{key}: ")
 
 
+def test_a_setting_that_one_recipe_has_not_is_not_set() -> None:
+    recipe = load_recipe(QUICK, {"d": 6})
+    other = load_recipe(recipe, {"task.name": "multi_task_regression"})
+    assert other.digest != recipe.digest
+    assert recipe.differences(other) == [
+        "task.name: 'linear_regression' -> 'multi_task_regression'",
+        "task.supports: not set -> [[0, 1, 2, 3], [2, 3, 4, 5]]",
+    ]
+    assert other.differences(recipe)[1] == "task.supports: [[0, 1, 2, 3], [2, 3, 4, 5]] -> not set"
+
+
 def test_no_setting_is_forgotten_above() -> None:
     settings = load_recipe(QUICK).settings()
     keys = {
@@ -181,5 +194,84 @@ def test_no_setting_is_forgotten_above() -> None:
         for section, value in settings.items()
         for key in (value if isinstance(value, dict) else [""])
     }
-    # One task and one model are registered: their names cannot differ.
-    assert keys - {"name", "description", "task.name", "model.name"} == set(CHANGES)
+    assert keys - {"name", "description", "task.name"} == set(CHANGES)
+
+
+def test_a_section_may_be_given_whole() -> None:
+    """It replaces all of the section; other keys are set over it, whatever their order."""
+    base = load_recipe(QUICK, {"n_heads": 3, "score_scale": 0.5})
+    square = {"name": "normalized-attention", "activation": "square"}
+    recipe = load_recipe(base, {"model": square})
+    assert recipe.model == NormalizedAttention(activation="square")
+    assert recipe.task == base.task
+    for overrides in (
+        {"model": square, "n_heads": 5, "coefficient": 0.3},
+        {"coefficient": 0.3, "model.n-heads": 5, "model": square},
+    ):
+        changed = load_recipe(base, overrides)
+        expected = NormalizedAttention(activation="square", n_heads=5, coefficient=0.3)
+        assert changed.model == expected
+    several = load_recipe(QUICK, {"task": {"name": "multi_task_regression"}, "d": 8})
+    assert (several.task.d, several.task.n_responses) == (8, 2)
+    assert load_recipe(QUICK, {"optimizer": {"name": "sgd"}}).optimizer == OptimizerConfig(
+        name="sgd"
+    )
+    assert load_recipe(QUICK, {"checkpoints": {"at": [7]}}).checkpoints.at == (7,)
+
+
+def test_a_setting_may_become_a_mapping_and_cease_to_be_one() -> None:
+    plain = load_recipe(QUICK)
+    correlated = load_recipe(QUICK, {"covariance": {"rho": 0.5}})
+    stronger = load_recipe(correlated, {"rho": 0.9})
+    assert stronger == load_recipe(correlated, {"covariance": {"rho": 0.9}})
+    assert stronger == load_recipe(correlated, {"task.covariance.rho": 0.9})
+    assert load_recipe(correlated, {"task.covariance": None}) == plain
+    digests = {recipe.digest for recipe in (plain, correlated, stronger)}
+    assert len(digests) == 3
+    assert plain.differences(correlated) == ["task.covariance: None -> {'rho': 0.5}"]
+    assert correlated.differences(plain) == ["task.covariance: {'rho': 0.5} -> None"]
+    assert correlated.differences(stronger) == ["task.covariance.rho: 0.5 -> 0.9"]
+    again = stored_recipe({"recipe": correlated.settings()}, "config.yaml")
+    assert again == correlated
+    assert again.digest == correlated.digest
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"model": "linear_attention"},
+            r"model is a section; given 'linear_attention'.*model\.name=",
+        ),
+        ({"checkpoints": 5}, r"checkpoints is a section; given 5.*checkpoints=\{every: \.\.\.\}"),
+        ({"model": {"n_heads": 4}}, "model: name is required"),
+        ({"model": {"name": "linear_atention"}}, "did you mean 'linear_attention'"),
+        ({"model": {"name": "linear_attention", "n_head": 4}}, "did you mean 'model.n_heads'"),
+        ({"task": {"name": "linear_regression", "n_contxt": 4}}, "did you mean 'task.n_context'"),
+        ({"optimizer": {"eps": -1}}, r"optimizer\.eps: .*greater than 0"),
+        ({"covariance.rho": 0.5}, r"task\.covariance is null.*task\.covariance=\{rho: \.\.\.\}"),
+        ({"covariance": {"rho": 2}}, r"task\.covariance\.rho: must be less than 1"),
+        ({"covariance": "kms"}, r"task\.covariance: must be d rows of d numbers"),
+        ({"covariance": [[True]], "d": 1}, r"task\.covariance: must not be a boolean"),
+        ({"rho": 0.5}, "there is no setting 'rho'"),
+        ({"model": {"name": "softmax_attention"}, "Model": {}}, "there is no setting 'Model'"),
+    ],
+)
+def test_bad_sections_are_refused(overrides: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_recipe(QUICK, overrides)
+
+
+def test_a_mapping_and_a_part_of_it_are_not_both_set() -> None:
+    correlated = load_recipe(QUICK, {"covariance": {"rho": 0.5}})
+    for keys in (("covariance", "rho"), ("task.covariance.rho", "task.covariance")):
+        given = {key: {"rho": 0.1} if key.endswith("covariance") else 0.1 for key in keys}
+        with pytest.raises(InputError, match=f"is set twice, as '{keys[0]}' and as '{keys[1]}'"):
+            load_recipe(correlated, given)
+
+
+def test_overrides_leave_the_recipe_they_start_from() -> None:
+    correlated = load_recipe(QUICK, {"covariance": {"rho": 0.5}})
+    load_recipe(correlated, {"rho": 0.1, "model": {"name": "linear_attention"}})
+    assert correlated.task.covariance.rho == 0.5
+    assert correlated.model.name == "softmax_attention"
