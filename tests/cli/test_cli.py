@@ -394,6 +394,35 @@ def test_results_go_to_out_where_the_run_cannot_be_written(run_copy: Path, tmp_p
     assert (run_copy / "analyses").read_text() == "in the way"
 
 
+def test_train_takes_sections_and_mappings(tmp_path: Path) -> None:
+    """A section replaces the recipe's, a setting that was null becomes a mapping, both are told."""
+    run = tmp_path / "run"
+    section = "model={name: normalized_attention, activation: square}"
+    given = [*TINY, "--steps", 5, "--seeds", 1, "--set", section, "--set", "covariance={rho: 0.5}"]
+    done = call("train", QUICK, "--out", run, *given, "--set", "n_heads=3")
+    assert done.exit_code == 0, done.stderr
+    recipe = mechicl.open_run(run).recipe
+    assert (recipe.model.activation, recipe.model.n_heads) == ("square", 3)
+    np.testing.assert_allclose(mechicl.open_run(run).trajectory["covariance"], [[1, 0.5], [0.5, 1]])
+    refused = 0
+    for more, message in (
+        (["--set", "n_heads=3", "--resume", "--set", "rho=0.1"], "there is no setting 'rho'"),
+        (["--resume"], "model.n_heads: 3 -> 2"),
+        (["--set", "model=linear_attention"], "--set gives model twice"),
+    ):
+        done = call("train", QUICK, "--out", run, *given, *more)
+        assert done.exit_code == 2, more
+        assert message in done.stderr
+        refused += 1
+    plain = [*TINY, "--steps", 5, "--seeds", 1, "--resume", "--set", section, "--set", "n_heads=3"]
+    done = call("train", QUICK, "--out", run, *plain)
+    assert "task.covariance: {'rho': 0.5} -> None" in done.stderr
+    word = call("train", QUICK, "--out", tmp_path / "no", "--set", "model=linear_attention")
+    assert word.exit_code == 2
+    assert "model is a section" in word.stderr
+    assert refused == 3
+
+
 def test_train_and_its_refusals(tmp_path: Path) -> None:
     run = tmp_path / "a run"
     given = [*TINY, "--steps", 20, "--seeds", 2]
