@@ -32,13 +32,13 @@ def compiled_step(
     """
     eager = make_step(recipe)
     own = _with_code_of_its_own(eager, f"step_{recipe.digest}")
-    # Without fullgraph=True: torch keeps that check's counter in a global, and of two workers
-    # that step at once one may read the other's zero and fail.
-    compiled = torch.compile(own, dynamic=False, options=_OPTIONS[device])
     try:
         # A remark of torch about itself is no reason to train without it, whatever the filters say.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # Without fullgraph=True: torch keeps that check's counter in a global, and of two
+            # workers that step at once one may read the other's zero and fail.
+            compiled = torch.compile(own, dynamic=False, options=_OPTIONS[device])
             _compile_for(recipe, sorted(set(group_sizes)), compiled, device)
     except Exception as error:  # torch.compile has no exception of its own for "no compiler"
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
