@@ -78,6 +78,7 @@ def length_generalization(
     n_prompts: Annotated[int, pydantic.Field(ge=2)] = 65536,
     n_steps: Annotated[int, pydantic.Field(ge=1)] = 1,
     margin: Annotated[float, pydantic.Field(ge=0)] = 3.0,
+    references: bool = True,
     evaluation_seed: Annotated[int, pydantic.Field(ge=0)] = 0,
 ) -> xr.Dataset:
     """Measure the loss against the number of examples in a context, within and beyond the trained.
@@ -124,6 +125,9 @@ def length_generalization(
         the last.
     margin
         How many standard errors the loss has to fall by.
+    references
+        Whether references are evaluated as well: they take most of the time, and are the same for
+        all runs of a task. Without them the axis `reference` is empty.
     evaluation_seed
         Seed of the evaluation set.
 
@@ -134,7 +138,7 @@ def length_generalization(
     chosen = forward.load(trajectory.isel(step=spread_steps(trajectory["step"].values, n_steps)))
     n_context = int(trajectory["n_context"])
     base = int(np.argmin(np.abs(np.array(lengths) - n_context)))
-    curves = _Curves(chosen, forward, lengths, base)
+    curves = _Curves(chosen, forward, lengths, base, references=references)
     for size, part in shares(n_prompts):
         inputs, targets = forward.prompts(size, evaluation_seed, part=part, n_context=lengths[-1])
         curves.add(inputs, targets)
@@ -165,9 +169,16 @@ class _Curves:
     """Errors of models and references at every length, gathered over parts of the prompts."""
 
     def __init__(
-        self, chosen: xr.Dataset, forward: Forward, lengths: tuple[int, ...], base: int
+        self,
+        chosen: xr.Dataset,
+        forward: Forward,
+        lengths: tuple[int, ...],
+        base: int,
+        *,
+        references: bool,
     ) -> None:
         self._chosen, self._forward = chosen, forward
+        self._refer = forward.references if references else _none
         self._lengths, self._base = lengths, base
         self._steps = range(chosen.sizes["step"])
         self._models: dict[tuple[int, int], Moments] = {}
@@ -183,7 +194,7 @@ class _Curves:
         """Take in prompts of the longest length."""
         errors: dict[tuple[str, int], np.ndarray] = {}
         for number, length in enumerate(self._lengths):
-            for name, predicted in self._forward.references(_cut(inputs, length)).items():
+            for name, predicted in self._refer(_cut(inputs, length)).items():
                 errors[name, number] = squared_error(predicted, targets)
                 self._references.setdefault((name, number), Moments()).add(errors[name, number])
         for step in self._steps:
@@ -236,6 +247,11 @@ class _Curves:
         result = xr.Dataset(data, coords=coords)
         result["relative_excess"] = quotient(result["excess"], result["reference_loss"])
         return result.transpose("seed", "step", "reference", "length")
+
+
+def _none(inputs: np.ndarray) -> dict[str, np.ndarray]:
+    del inputs
+    return {}
 
 
 def _cut(

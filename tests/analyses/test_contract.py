@@ -207,6 +207,8 @@ def test_parameters_have_bounds(name):
     defaults = record.resolve({})
     for parameter, default in defaults.items():
         for beyond in (-1, True, float("nan"), float("inf")):
+            if beyond is True and isinstance(default, bool):
+                continue
             with pytest.raises(InputError, match=f"{parameter}: "):
                 record.resolve({parameter: beyond})
         assert record.resolve({parameter: default}) == defaults

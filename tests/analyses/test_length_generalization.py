@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from mechicl import analyses
+from mechicl import analyses, plots
 from mechicl.analyses import Forward, evaluation
 from mechicl.errors import InputError
 from mechicl.models.linear_attention import LinearAttention
@@ -246,3 +246,14 @@ def test_lengths_that_are_none(lengths):
     with pytest.raises(InputError, match="lengths"):
         PROBE.resolve({"lengths": lengths})
     assert PROBE.resolve({"lengths": [5, 9]})["lengths"] == (5, 9)
+
+
+def test_without_references_the_curves_are_the_same():
+    trajectory = trajectories.from_scales([0.2, -0.2], [2.0, -2.0])
+    settings = {"lengths": (5, 40, 60), "n_prompts": 400}
+    whole = PROBE(trajectory, forward(), **settings)
+    alone = PROBE(trajectory, forward(), **settings, references=False)
+    assert alone.sizes["reference"] == 0
+    for name in ("loss", "loss_error", "decrease", "holds", "since", "undefined"):
+        np.testing.assert_array_equal(alone[name], whole[name])
+    plots.draw(alone)

@@ -447,17 +447,56 @@ def test_nonfinite_prompts_are_nan_and_leave_others_alone(name: str, bad: float)
 
 
 def test_lapack_sees_no_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    svd, seen = np.linalg.svd, []
+    seen: list[bool] = []
 
-    def spy(a: np.ndarray, **options: bool) -> tuple[np.ndarray, ...]:
-        seen.append(np.isfinite(a).all())
-        return svd(a, **options)
+    def spied(name: str) -> Callable[..., object]:
+        own = getattr(np.linalg, name)
 
-    monkeypatch.setattr(np.linalg, "svd", spy)
+        def spy(a: np.ndarray, **options: bool) -> object:
+            seen.append(bool(np.isfinite(a).all()))
+            return own(a, **options)
+
+        return spy
+
+    for name in ("svd", "eigh"):
+        monkeypatch.setattr(np.linalg, name, spied(name))
     x, y, x_query = _prompts(3)
     x[0, 0, 0], x[1, 0, 0] = np.nan, np.inf
     assert np.isnan(ridge(x, y, x_query, penalty=0.5)).tolist() == [True, True, False]
-    assert seen == [True]
+    x[2] = 1e200  # its square overflows
+    assert np.isfinite(ridge(x[2], y[2], x_query[2], penalty=0.5))
+    assert len(seen) >= 3 and all(seen)
+
+
+@pytest.mark.parametrize("condition", [1.0, 900.0, 1100.0, 1e6])
+def test_ridge_is_accurate_on_either_side_of_its_two_ways(condition: float) -> None:
+    """Against a solution in twice the digits, on contexts of a given condition number."""
+    rng = np.random.default_rng(5)
+    left = np.linalg.qr(rng.normal(size=(20, 3)))[0]
+    right = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    x = (left * [condition, 2.0 if condition > 2 else 1.0, 1.0]) @ right.T
+    y, query = x @ rng.normal(size=3), rng.normal(size=3)
+    exact = np.linalg.lstsq(x, y, rcond=None)[0] @ query
+    assert abs(ridge(x, y, query, penalty=0.0) - exact) <= 1e-15 * condition * 100 + 1e-9
+    x_long, y_long = x.astype(np.longdouble), y.astype(np.longdouble)
+    system = x_long.T @ x_long + np.longdouble(0.5) * np.eye(3)
+    solution = _solve(system, x_long.T @ y_long)
+    expected = float(solution @ query.astype(np.longdouble))
+    np.testing.assert_allclose(ridge(x, y, query, penalty=0.5), expected, rtol=1e-8)
+
+
+def _solve(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Gauss elimination in long doubles, which LAPACK does not have."""
+    a, b = matrix.copy(), vector.copy()
+    for i in range(len(b)):
+        for j in range(i + 1, len(b)):
+            factor = a[j, i] / a[i, i]
+            a[j] -= factor * a[i]
+            b[j] -= factor * b[i]
+    out = np.zeros_like(b)
+    for i in reversed(range(len(b))):
+        out[i] = (b[i] - a[i, i + 1 :] @ out[i + 1 :]) / a[i, i]
+    return out
 
 
 def test_nonfinite_settings_are_nan() -> None:

@@ -72,7 +72,7 @@ def loss_curves(
     lengths: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100),
     from_length: int = 20,
     at: int = 40,
-    n_prompts: int = 262_144,
+    n_prompts: int = 163_840,
 ) -> Outcome:
     """Compare loss curves over lengths, all on the same prompts (Fig. 4).
 
@@ -98,9 +98,12 @@ def loss_curves(
     if not {base, worse} <= set(runs) or at not in lengths:
         raise InputError(f"base {base!r}, worse {worse!r} or at {at} is none of the runs, lengths")
     found = {
-        label: run.analyze("length_generalization", lengths=lengths, n_prompts=n_prompts).isel(
-            step=-1
-        )
+        label: run.analyze(
+            "length_generalization",
+            lengths=lengths,
+            n_prompts=n_prompts,
+            references=label == base,  # the same for all
+        ).isel(step=-1)
         for label, run in runs.items()
     }
     excluded = {
@@ -173,7 +176,9 @@ def length_growth(
     measurements: list[Measurement] = []
     curves: dict[str, np.ndarray] = {}
     for label, run in runs.items():
-        result = run.analyze("length_generalization", lengths=lengths, n_prompts=n_prompts)
+        result = run.analyze(
+            "length_generalization", lengths=lengths, n_prompts=n_prompts, references=False
+        )
         loss = result["loss"].isel(step=-1)
         curves[label] = loss.mean("seed").values
         for seed in loss["seed"].values:

@@ -61,15 +61,15 @@ def test_the_effective_rate_is_of_seeds_that_reach_the_pattern() -> None:
     assert len(set(reasons)) == 4
 
 
-def curves(losses: np.ndarray, references: dict[str, np.ndarray]) -> Callable[..., xr.Dataset]:
+def curves(losses: np.ndarray, known: dict[str, np.ndarray]) -> Callable[..., xr.Dataset]:
     """Return a stand-in for `length_generalization` with known curves, (seed, length)."""
 
-    def analyze(*, lengths: tuple[int, ...], n_prompts: int) -> xr.Dataset:
+    def analyze(*, lengths: tuple[int, ...], n_prompts: int, references: bool) -> xr.Dataset:
         assert n_prompts > 0
         data = {
             "loss": (("seed", "step", "length"), losses[:, None]),
             "loss_error": (("seed", "step", "length"), 0.001 * losses[:, None]),
-            "reference_loss": (("reference", "length"), np.stack(list(references.values()))),
+            "reference_loss": (("reference", "length"), np.stack(list(known.values()))),
         }
         coords = {
             "seed": np.arange(len(losses)),
@@ -77,10 +77,10 @@ def curves(losses: np.ndarray, references: dict[str, np.ndarray]) -> Callable[..
             "length": list(lengths),
             "reference": (
                 "reference",
-                np.arange(len(references)),
+                np.arange(len(known)),
                 {
-                    "flag_values": list(range(len(references))),
-                    "flag_meanings": " ".join(references),
+                    "flag_values": list(range(len(known))),
+                    "flag_meanings": " ".join(known),
                 },
             ),
         }
