@@ -151,6 +151,8 @@ def _excluded(record: "Record") -> dict[str, list[str]]:
     """Return the seeds that do not count, by the reason."""
     found: dict[str, list[str]] = {}
     for quantity in record.quantities:
+        if quantity.verdict is None:
+            continue
         for reason in dict.fromkeys(each.excluded for each in quantity.measurements):
             seeds = [str(each.seed) for each in quantity.measurements if each.excluded == reason]
             if reason:

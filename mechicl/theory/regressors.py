@@ -288,7 +288,7 @@ def _spectrum(
     well = np.zeros(n, dtype=bool)
     if length >= d:
         gram = np.swapaxes(x, -1, -2) @ x
-        usable = np.isfinite(gram).all((-2, -1))
+        usable = np.asarray(np.isfinite(gram).all((-2, -1)))
         squares, vectors = np.linalg.eigh(np.where(usable[:, None, None], gram, np.eye(d)))
         well = usable & (squares[:, 0] > _WELL * squares[:, -1])
         root = np.sqrt(squares[well])

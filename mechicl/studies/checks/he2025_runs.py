@@ -161,18 +161,32 @@ def loss_curves(
 def length_growth(
     runs: "Mapping[str, Run]",
     *,
+    rising: tuple[str, ...],
     short: int = 40,
     long: int = 100,
     lengths: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100),
     n_prompts: int = 65_536,
 ) -> Outcome:
-    """Measure the loss at a long context over that at the trained length (Fig. 8).
+    """Measure whether the loss falls or rises from the trained length to a long one (Fig. 8).
 
-    Quantities are the labels: loss at `long` over loss at `short`, of every seed. `LABEL: error at
-    L` is the loss itself at both, without a published value.
+    Quantities, one value a seed: `LABEL: error at LONG over SHORT` for the runs whose error is to
+    rise, `LABEL: error at SHORT over LONG` for the others, above 1 where it is so; and the errors
+    themselves, `LABEL: error at L`, without a published value.
+
+    Parameters
+    ----------
+    rising
+        Labels of the runs whose error is to rise.
+    short, long, lengths
+        The two lengths compared, and all that the figure shows: the median over seeds.
+    n_prompts
+        Size of the evaluation set.
     """
-    if not {short, long} <= set(lengths):
-        raise InputError(f"short {short} and long {long} are to be among lengths {lengths}")
+    if not {short, long} <= set(lengths) or not set(rising) <= set(runs):
+        raise InputError(
+            f"short {short} and long {long} are to be among lengths {lengths}, and rising "
+            f"{list(rising)} among the runs {list(runs)}"
+        )
     measurements: list[Measurement] = []
     curves: dict[str, np.ndarray] = {}
     for label, run in runs.items():
@@ -180,11 +194,13 @@ def length_growth(
             "length_generalization", lengths=lengths, n_prompts=n_prompts, references=False
         )
         loss = result["loss"].isel(step=-1)
-        curves[label] = loss.mean("seed").values
+        curves[label] = loss.median("seed").values
+        over, under = (long, short) if label in rising else (short, long)
         for seed in loss["seed"].values:
             own = loss.sel(seed=seed)
-            ratio = float(own.sel(length=long) / own.sel(length=short))
-            measurements.append(Measurement(label, ratio, seed=int(seed)))
+            ratio = float(own.sel(length=over) / own.sel(length=under))
+            name = f"{label}: error at {over} over {under}"
+            measurements.append(Measurement(name, ratio, seed=int(seed)))
             measurements += [
                 Measurement(f"{label}: error at {n}", float(own.sel(length=n)), seed=int(seed))
                 for n in (short, long)

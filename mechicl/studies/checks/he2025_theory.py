@@ -60,6 +60,7 @@ def approximation_gap(
 def descent_stages(
     runs: "Mapping[str, Run]",
     *,
+    heads: tuple[_Count, ...] = (2, 4),
     n_starts: _Count = 48,
     learning_rate: float = 0.01,
     n_steps: _Count = 50_000,
@@ -68,57 +69,77 @@ def descent_stages(
     within: float = 0.1,
     seed: _Seed = 0,
 ) -> Outcome:
-    """Descend L̃ with two heads from random small starts, and see what sets in when (Fig. 7).
+    """Descend L̃ from random small starts, and see what sets in when (Fig. 7).
 
-    A start is ω, μ ~ N(0, spread²). Quantities, one value a start:
+    A start is ω, μ ~ N(0, spread²). Quantities, one value a start, for each number of `heads`:
 
-    - `(4.3) at the end`: (1 + (1+σ²)d/L)⟨μ, ω⟩ of starts that end with a head of each sign.
-    - `(4.3) at the end, one sign`: the same of those that end with heads of one sign.
-    - `signs and zero sum before one |omega|`: 1 where matched signs and |Σμ|/Σ|μ| ≤ `within` are
-      there for good no later than |ω| within `within` of each other, of starts that end with both
-      signs.
-    - `ends with both signs`: 1 or 0.
+    - `H=N: (4.3) at the end`: (1 + (1+σ²)d/L)⟨μ, ω⟩ of starts that end with a head of each sign.
+    - `H=N: (4.3) at the end, one sign`: the same of those that end with heads of one sign.
+    - `H=N: signs and zero sum before one |omega|`: 1 where matched signs and |Σμ|/Σ|μ| ≤ `within`
+      are there for good no later than |ω| within `within` of each other (range over mean), of
+      starts that end with both signs.
+    - `H=N: ends with both signs`: 1 or 0.
+
+    The figure has some starts of the first of `heads`.
     """
     del runs
     rng = np.random.default_rng(seed)
-    start = spread * rng.normal(size=(2, n_starts, 2))
-    steps, omega, mu = descent.descend(
-        start[0], start[1], learning_rate=learning_rate, n_steps=n_steps, every=every, **_AT
-    )
-    ratio = descent.optimality_ratio(omega, mu, **_AT)
+    measurements: list[Measurement] = []
+    shown: xr.Dataset | None = None
+    for n_heads in heads:
+        start = spread * rng.normal(size=(2, n_starts, n_heads))
+        steps, omega, mu = descent.descend(
+            start[0], start[1], learning_rate=learning_rate, n_steps=n_steps, every=every, **_AT
+        )
+        ratio = descent.optimality_ratio(omega, mu, **_AT)
+        both = (omega[-1] > 0).any(-1) & (omega[-1] < 0).any(-1)
+        measurements += _stages(f"H={n_heads}", omega, mu, steps, ratio[-1], both, within)
+        if shown is None:
+            drawn = [*np.flatnonzero(both)[:5], *np.flatnonzero(~both)[:2]]
+            shown = _curves(
+                {
+                    f"start {index}, {'both signs' if both[index] else 'one sign'}": ratio[
+                        1:, index
+                    ]
+                    for index in drawn
+                },
+                steps[1:],
+                "(1 + (1+σ²)d/L)⟨μ, ω⟩ along gradient descent on the approximate loss",
+                "step",
+                "left side of (4.3)",
+                x_scale="log",
+            )
+    return Outcome(tuple(measurements), shown)
+
+
+def _stages(
+    label: str,
+    omega: Float[np.ndarray, "step start H"],
+    mu: Float[np.ndarray, "step start H"],
+    steps: Float[np.ndarray, " step"],
+    ends: Float[np.ndarray, " start"],
+    both: np.ndarray,
+    within: float,
+) -> list[Measurement]:
     matched = (np.sign(omega) == np.sign(mu)).all(-1)
     size = np.abs(omega)
     with np.errstate(invalid="ignore", divide="ignore"):
         summed = np.abs(mu.sum(-1)) / np.abs(mu).sum(-1) <= within
         even = np.ptp(size, axis=-1) / size.mean(-1) <= within
-    first = _since(matched & summed, steps)
-    late = _since(even, steps)
-    both = np.sign(omega[-1]).prod(-1) < 0
-    measurements = []
-    for index in range(n_starts):
+    ordered = _since(matched & summed, steps) <= _since(even, steps)
+    found = []
+    for index in range(len(ends)):
         one, two = ("", "ends with both signs") if both[index] else ("ends with one sign", "")
-        end = float(ratio[-1, index])
-        measurements += [
-            Measurement("(4.3) at the end", end, seed=index, excluded=one),
-            Measurement("(4.3) at the end, one sign", end, seed=index, excluded=two),
-            Measurement(
-                "signs and zero sum before one |omega|",
-                float(first[index] <= late[index]),
-                seed=index,
-                excluded=one,
-            ),
-            Measurement("ends with both signs", float(both[index]), seed=index),
-        ]
-    drawn = [*np.flatnonzero(both)[:5], *np.flatnonzero(~both)[:2]]
-    shown = _curves(
-        {f"start {index}": ratio[1:, index] for index in drawn},
-        steps[1:],
-        "(1 + (1+σ²)d/L)⟨μ, ω⟩ along gradient descent on L̃, with both signs and with one",
-        "step",
-        "left side of (4.3)",
-        x_scale="log",
-    )
-    return Outcome(tuple(measurements), shown)
+        for name, value, excluded in (
+            ("(4.3) at the end", ends[index], one),
+            ("(4.3) at the end, one sign", ends[index], two),
+            ("signs and zero sum before one |omega|", ordered[index], one),
+            ("ends with both signs", both[index], ""),
+        ):
+            found.append(
+                Measurement(f"{label}: {name}", float(value), seed=index, excluded=excluded)
+            )
+    return found
 
 
 @check
@@ -314,9 +335,10 @@ def on_manifold(runs: "Mapping[str, Run]", *, grid: _Count = 400) -> Outcome:
 def single_head_optimum(runs: "Mapping[str, Run]") -> Outcome:
     """Minimise L̃ for one head numerically, and measure what training finds instead.
 
-    Quantities: `L~: omega`, `L~: mu`, the minimiser from several starts; `trained omega` and
-    `trained mu` of every seed of the one run, means over the last tenth of the checkpoints, of
-    their absolute values.
+    Quantities: `L~: omega`, `L~: mu`, the minimiser from several starts; `true loss: omega`, `true
+    loss: mu`, that of the simulated loss, without a published value; `trained omega` and `trained
+    mu` of every seed of the one run, means over the last tenth of the checkpoints, of their
+    absolute values.
     """
     from scipy.optimize import minimize
 
@@ -332,6 +354,21 @@ def single_head_optimum(runs: "Mapping[str, Run]") -> Outcome:
         Measurement("L~: omega", float(abs(best[0]))),
         Measurement("L~: mu", float(abs(best[1]))),
     ]
+    omegas = np.linspace(0.45, 0.6, 31)[:, None, None]
+    # Quadratic in μ at each ω: three points give its minimum.
+    points = np.array([[1.0], [1.5], [2.0]])
+    losses, _ = true_loss.true_loss(
+        omegas, points, **_AT, n_samples=200_000, rng=np.random.default_rng(0)
+    )
+    fits = np.polynomial.polynomial.polyfit(points[:, 0], losses.T, 2)
+    least = fits[0] - fits[1] ** 2 / (4 * fits[2])
+    # And nearly quadratic in ω, over a range that holds the minimum.
+    valley = np.polynomial.polynomial.polyfit(omegas[:, 0, 0], least, 3)
+    fine = np.linspace(0.45, 0.6, 3001)
+    at = fine[np.polynomial.polynomial.polyval(fine, valley).argmin()]
+    mu = np.interp(at, omegas[:, 0, 0], -fits[1] / (2 * fits[2]))
+    measurements.append(Measurement("true loss: omega", float(at)))
+    measurements.append(Measurement("true loss: mu", float(mu)))
     shown: xr.Dataset | None = None
     for run in runs.values():
         shown = run.analyze("circuits")

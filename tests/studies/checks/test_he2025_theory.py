@@ -28,14 +28,14 @@ def test_the_gap_of_the_approximation_shrinks_as_the_exact_risk_says() -> None:
 
 
 def test_descent_meets_the_published_stages_and_the_absorbing_state() -> None:
-    found = values("descent_stages", n_starts=16, n_steps=20_000)
-    assert 1 <= len(found["(4.3) at the end"]) < 16
-    np.testing.assert_allclose(found["(4.3) at the end"], 1, atol=0.01)
-    np.testing.assert_allclose(found["(4.3) at the end, one sign"], 0.828017, atol=1e-5)
-    assert np.mean(found["ends with both signs"]) == len(found["(4.3) at the end"]) / 16
-    assert set(found["signs and zero sum before one |omega|"]) <= {0.0, 1.0}
-    short = values("descent_stages", n_starts=16, n_steps=100)
-    assert min(short["(4.3) at the end"]) < 0.9
+    found = values("descent_stages", n_starts=16, n_steps=20_000, heads=(2,))
+    assert 1 <= len(found["H=2: (4.3) at the end"]) < 16
+    np.testing.assert_allclose(found["H=2: (4.3) at the end"], 1, atol=0.01)
+    np.testing.assert_allclose(found["H=2: (4.3) at the end, one sign"], 0.828017, atol=1e-5)
+    assert np.mean(found["H=2: ends with both signs"]) == len(found["H=2: (4.3) at the end"]) / 16
+    assert set(found["H=2: signs and zero sum before one |omega|"]) <= {0.0, 1.0}
+    short = values("descent_stages", n_starts=16, n_steps=100, heads=(3,))
+    assert min(short["H=3: (4.3) at the end"]) < 0.9
 
 
 def test_the_limit_of_a_pair_of_heads() -> None:
@@ -69,6 +69,8 @@ def test_the_single_heads_optimum() -> None:
     found = values("single_head_optimum")
     assert found["L~: omega"][0] == pytest.approx(5**-0.5, rel=1e-6)
     assert found["L~: mu"][0] == pytest.approx(1.6276947020, rel=1e-6)
+    assert found["true loss: omega"][0] == pytest.approx(0.5174, abs=0.003)  # CHECKED 0.5174(4)
+    assert found["true loss: mu"][0] == pytest.approx(1.497, abs=0.006)
 
 
 def test_the_loss_on_the_manifold_grows() -> None:

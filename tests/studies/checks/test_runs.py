@@ -117,11 +117,15 @@ def test_growth_with_length() -> None:
     trajectory = trajectories.from_scales([[[0.2, -0.2]]] * 2, [[[2.0, -2.0]]] * 2)
     losses = np.array([[4.0, 2.0, 1.0], [4.0, 2.0, 6.0]])
     run = MadeRun(trajectory, {"length_generalization": curves(losses, {"ridge": losses[0]})})
-    outcome = get("length_growth")({"x": run}, lengths=[10, 40, 100])
+    settings = {"lengths": [10, 40, 100]}
+    outcome = get("length_growth")({"x": run, "y": run}, rising=["y"], **settings)
     found = by_quantity(outcome)
-    assert [each.value for each in found["x"]] == [0.5, 3.0]
+    assert [each.value for each in found["x: error at 40 over 100"]] == [2.0, 2.0 / 6.0]
+    assert [each.value for each in found["y: error at 100 over 40"]] == [0.5, 3.0]
     assert [each.value for each in found["x: error at 40"]] == [2.0, 2.0]
-    assert outcome.shown["y"].values.tolist() == [[4.0, 2.0, 3.5]]
+    assert outcome.shown["y"].values.tolist() == [[4.0, 2.0, 3.5]] * 2
+    with pytest.raises(InputError, match="rising"):
+        get("length_growth")({"x": run}, rising=["z"], **settings)
 
 
 def test_allocation_compares_regimes() -> None:
