@@ -1,6 +1,5 @@
 """Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.resources import files
@@ -220,7 +219,7 @@ def _changed(base: Recipe, overrides: Mapping[str, Any] | None) -> Recipe:
 
 
 def _replaced(settings: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `settings` with new values; all keys are those of `settings` as they were."""
+    """Put new values into `settings` and return them; all keys are those they had before."""
     given_as: dict[str, str] = {}
     for given in overrides:
         full = _full_key(given, settings)
@@ -228,14 +227,13 @@ def _replaced(settings: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
             if f"{full}.".startswith(f"{other}.") or f"{other}.".startswith(f"{full}."):
                 raise InputError(f"{full} is set twice, as {before!r} and as {given!r}")
         given_as[full] = given
-    out = copy.deepcopy(settings)
     for full, given in given_as.items():
         *sections, key = full.split(".")
-        target = out
+        target = settings
         for section in sections:
             target = target[section]
         target[key] = overrides[given]
-    return out
+    return settings
 
 
 def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe:

@@ -232,3 +232,21 @@ def test_references_are_tuned_at_the_tasks_own_length() -> None:
             assert same == (name in ("ridge", "least_squares")), name
             counted += 1
     assert counted == 5 + 6
+
+
+def test_preconditioned_steps_are_those_written_out() -> None:
+    """(5.6) for the plain step; without its 1/L for the debiased one, which at L = 4 tells."""
+    task = LinearRegression(d=3, n_context=4, noise_variance=0.5, covariance=KMS)
+    inputs = task.sample(20, seed=0)["inputs"].values.astype(float)
+    x, y, query = inputs[:, :-1, :-1], inputs[:, :-1, -1], inputs[:, -1, :-1]
+    sigma, spread = np.array(KMS), (3 + 3 * 0.5) / 4 * np.eye(3)
+    given, solved = task.references(inputs), []
+    for name, own, taken in (
+        ("preconditioned_gd", 1 + 1 / 4, x),
+        ("debiased_preconditioned_gd", 1.0, x - x.mean(1, keepdims=True)),
+    ):
+        step = np.einsum("nl,nld->nd", y, taken) / 4
+        predicted = np.einsum("nd,nd->n", step @ np.linalg.inv(own * sigma + spread), query)
+        np.testing.assert_allclose(given[name], predicted, rtol=1e-10, atol=1e-12)
+        solved.append(predicted)
+    assert np.abs(solved[0] - solved[1]).max() > 0.05

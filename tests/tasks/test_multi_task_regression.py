@@ -107,14 +107,17 @@ def test_one_task_of_all_covariates_is_linear_regression() -> None:
 
 def test_targets_never_reach_the_inputs() -> None:
     """Changing the query's noise of one task changes its target and nothing else."""
-    before = SMALL.prompts(normals(SMALL))
-    changed = normals(SMALL)
-    at = SMALL.d * SMALL.n_positions + 2 * SMALL.n_positions - 1  # task 1 at the query
-    changed[:, at] += 3.0
-    after = SMALL.prompts(changed)
-    assert torch.equal(before.inputs, after.inputs)
-    assert torch.equal(before.targets[:, 0], after.targets[:, 0])
-    torch.testing.assert_close(after.targets[:, 1], before.targets[:, 1] + 3 * 0.5**0.5)
+    before, counted = SMALL.prompts(normals(SMALL)), 0
+    for task, other in ((0, 1), (1, 0)):
+        changed = normals(SMALL)
+        noise = SMALL.d * SMALL.n_positions + task * SMALL.n_positions  # of the first position
+        changed[:, noise + SMALL.n_context] += 3.0
+        after = SMALL.prompts(changed)
+        assert torch.equal(before.inputs, after.inputs)
+        assert torch.equal(before.targets[:, other], after.targets[:, other])
+        torch.testing.assert_close(after.targets[:, task], before.targets[:, task] + 3 * 0.5**0.5)
+        counted += 1
+    assert counted == 2
     assert (before.inputs[:, -1, 4:] == 0).all()
     assert (before.inputs[:, :-1, 4:] != 0).all()
 
