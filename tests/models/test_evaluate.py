@@ -9,7 +9,7 @@ from tests.models.architectures import ARCHITECTURES, TASKS, prompts, random_par
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "one_plus_tanh"])
-@pytest.mark.parametrize("on", ["one", "several", "one-of-several"])
+@pytest.mark.parametrize("on", ["one", "several"])
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)])
 def test_equal_to_one_model_after_another(name: str, on: str, leading: tuple[int, ...]) -> None:
     task, model = TASKS[on], ARCHITECTURES[name].model(n_heads=2)
@@ -19,15 +19,15 @@ def test_equal_to_one_model_after_another(name: str, on: str, leading: tuple[int
         key: torch.stack([p[key] for p in each]).reshape(*leading, *each[0][key].shape).numpy()
         for key in each[0]
     }
-    inputs = prompts(task, 1500)  # more than are predicted at once
+    inputs = prompts(task, 1100)  # more than are predicted at once
     given = evaluate(model, task, stacked, inputs.numpy())
     expected = torch.stack([model.predict(task, p, inputs) for p in each]).numpy()
     assert given.dtype == np.float32
-    assert given.shape == (*leading, 1500, *task.response_sizes.values())
+    assert given.shape == (*leading, 1100, *task.response_sizes.values())
     np.testing.assert_allclose(
         given.reshape(expected.shape), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
     )
-    assert np.abs(expected[0, :700] - expected[0, 700:1400]).max() > 0.1
+    assert np.abs(expected[0, :500] - expected[0, 500:1000]).max() > 0.1
 
 
 def test_another_length_is_evaluated_by_the_trained_task() -> None:
