@@ -19,7 +19,7 @@ demo: $(VENV)/installed
 	@echo "Try next: $(BIN)/mechicl analyze $(DEMO) --probe sign_matching"
 
 test: $(VENV)/installed-test
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-all: $(VENV)/installed-test
 	$(BIN)/pytest $(ARGS)
