@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import pydantic
 
-from mechicl.models.base import Model
+from mechicl.models.base import Model, of_kind
 from mechicl.schema import Var
-from mechicl.tasks import Task
+from mechicl.tasks import ContinuousTask, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,7 @@ class OneLayerAttention(Model, ABC):
         Factor on the scores; 1 as in (2.2), 1/√(d+1) as in the authors' code. KQ and ω include it.
     """
 
+    input_kind = "continuous"
     n_heads: Annotated[int, pydantic.Field(ge=1)] = 2
     score_scale: Annotated[float, pydantic.Field(gt=0)] = 1.0
 
@@ -80,7 +81,7 @@ class OneLayerAttention(Model, ABC):
 
     def sizes(self, task: Task) -> dict[str, int]:
         """One layer, H heads, d_head = d_model."""
-        width = task.d_model
+        width = of_kind(self, task, ContinuousTask).d_model
         return {"layer": 1, "head": self.n_heads, "d_model": width, "d_head": width}
 
     def constants(self) -> "dict[str, tuple[Var, float | np.ndarray]]":
@@ -101,7 +102,7 @@ class OneLayerAttention(Model, ABC):
         """
         import torch
 
-        width = task.d_model
+        width = of_kind(self, task, ContinuousTask).d_model
         weights = {}
         for name in ("W_Q", "W_K", "W_V", "W_O"):
             fan_in = width * (self.n_heads if name == "W_O" else 1)
@@ -123,7 +124,7 @@ class OneLayerAttention(Model, ABC):
         """
         import torch
 
-        entries = range(-task.response_sizes.get("response", 1), 0)
+        entries = range(-task.target_sizes.get("response", 1), 0)
         w_q, w_k, w_v, w_o = (
             parameters[name].select(-4, 0) for name in ("W_Q", "W_K", "W_V", "W_O")
         )
@@ -137,12 +138,12 @@ class OneLayerAttention(Model, ABC):
         pattern = self.weigh(task, scores, -2)
         attended = (pattern[..., None, :] * context).sum(-3)  # (*models, head, d_model, batch)
         # One row is not split off: the compiler makes slower code of a split, even into one part.
-        rows = ov.split(1, -1) if task.response_sizes else [ov]
+        rows = ov.split(1, -1) if task.target_sizes else [ov]
         predicted = [
             query[..., entry, :] + (attended * row).sum((-3, -2))
             for entry, row in zip(entries, rows, strict=True)
         ]
-        return torch.stack(predicted, -1) if task.response_sizes else predicted[0]
+        return torch.stack(predicted, -1) if task.target_sizes else predicted[0]
 
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return the whole sequence-to-sequence map (2.2), with TransformerLens's hook points."""

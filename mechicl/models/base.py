@@ -1,11 +1,12 @@
 """What an architecture is: a config, its parameters, a batched forward, and a HookedTransformer."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from mechicl.config import Config
+from mechicl.errors import InputError
 from mechicl.registry import Registry
 from mechicl.schema import Var
 from mechicl.tasks import Task
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
-    from jaxtyping import Float
+    from jaxtyping import Float, Shaped
     from torch import Tensor
     from transformer_lens import HookedTransformer
 
 Registered = TypeVar("Registered", bound="Model")
+Kind = TypeVar("Kind", bound=Task)
 
 _REGISTRY: "Registry[type[Model]]" = Registry(
     "model",
@@ -38,6 +40,28 @@ class Model(Config, ABC):
     """
 
     name: str
+    input_kind: ClassVar[Literal["continuous", "tokens"]]
+    """What the model reads; tasks of the other kind are refused."""
+
+    def refusal(self, task: Task) -> str | None:
+        """Return why this model does not read the prompts of `task`, or None if it does."""
+        if self.input_kind == task.input_kind:
+            return None
+        kinds = {"continuous": "continuous inputs", "tokens": "token ids"}
+        return (
+            f"model {self.name!r} reads {kinds[self.input_kind]}, and task {task.name!r} gives "
+            f"{kinds[task.input_kind]}"
+        )
+
+    @property
+    def dropout_rate(self) -> float:
+        """Probability with which training sets an activation to 0; see `n_dropout`."""
+        return 0.0
+
+    def n_dropout(self, task: Task) -> int:
+        """Return how many activations of one prompt training may drop: 0 where none is."""
+        del task
+        return 0
 
     @abstractmethod
     def parameters(self, task: Task) -> dict[str, Var]:
@@ -60,18 +84,60 @@ class Model(Config, ABC):
         self,
         task: Task,
         parameters: "Mapping[str, Float[Tensor, '*models layer ...']]",
-        inputs: "Float[Tensor, '... batch pos d_model']",
-    ) -> "Float[Tensor, '*models_batch_response']":
+        inputs: "Shaped[Tensor, '... batch *input']",
+    ) -> "Float[Tensor, '*models_batch_prediction']":
         """Predict the target of each prompt, for every model of the leading axes `*models`.
 
         The leading axes of `inputs` are those of the parameters, or none: then every model reads
         the same prompts. `task` is the one that the model is trained on; `inputs` may be longer or
-        shorter than its prompts.
+        shorter than its prompts where the model reads any length.
         """
+
+    def predict_dropped(
+        self,
+        task: Task,
+        parameters: "Mapping[str, Float[Tensor, '*models layer ...']]",
+        inputs: "Shaped[Tensor, '... batch *input']",
+        kept: "Float[Tensor, '... batch n_dropout']",
+    ) -> "Float[Tensor, '*models_batch_prediction']":
+        """Predict as `predict` does, with activations multiplied by `kept`: 0, 1/(1 − rate) or 1.
+
+        Called by training alone, and of models with an `n_dropout`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has an n_dropout and no predict_dropped")
+
+    def attention(
+        self,
+        task: Task,
+        parameters: "Mapping[str, Float[Tensor, '*models layer ...']]",
+        inputs: "Shaped[Tensor, 'batch *input']",
+    ) -> "Float[Tensor, '*models layer head batch query_pos lag']":
+        """Return attention weights by lag, at the positions whose predictions the loss reads.
+
+        Lag 0 is the position itself, lag i the one i before it; weights of lags that reach before
+        the prompt are 0.
+
+        Raises
+        ------
+        InputError
+            If the architecture has no batched patterns.
+        """
+        del task, parameters, inputs
+        raise InputError(
+            f"model {self.name!r} gives no batched attention patterns; run.cache has those of any "
+            "checkpoint, at hook_pattern"
+        )
 
     @abstractmethod
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return a HookedTransformer that holds a copy of `parameters`, (layer, ...)."""
+
+
+def of_kind(model: Model, task: Task, kind: type[Kind]) -> Kind:
+    """Return `task`, known to be of the kind that `model` reads; raise InputError if it is not."""
+    if not isinstance(task, kind):
+        raise InputError(model.refusal(task) or f"task {task.name!r} is no {kind.__name__}")
+    return task
 
 
 def register(model: type[Registered]) -> type[Registered]:

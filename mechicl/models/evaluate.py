@@ -1,13 +1,13 @@
 """Evaluating many models on the same prompts, on all cores."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from mechicl.models.base import Model
 from mechicl.tasks import Task
@@ -33,8 +33,8 @@ def evaluate(
     model: Model,
     task: Task,
     parameters: Mapping[str, Float[np.ndarray, "..."]],
-    inputs: Float[np.ndarray, "batch pos d_model"],
-) -> Float[np.ndarray, "*models_batch_response"]:
+    inputs: Shaped[np.ndarray, "batch *input"],
+) -> Float[np.ndarray, "*models_batch_prediction"]:
     """Predict the target of every prompt with every model, in float32.
 
     Parameters
@@ -44,21 +44,50 @@ def evaluate(
     inputs
         Prompts that all models read.
     """
+    return _each(model, task, parameters, inputs, model.predict, batch_axis=0)
+
+
+def attention(
+    model: Model,
+    task: Task,
+    parameters: Mapping[str, Float[np.ndarray, "..."]],
+    inputs: Shaped[np.ndarray, "batch *input"],
+) -> Float[np.ndarray, "*models layer head batch query_pos lag"]:
+    """Return the attention weights of every model on every prompt by lag, in float32.
+
+    As `Model.attention` defines them, which raises InputError where there are none.
+    """
+    return _each(model, task, parameters, inputs, model.attention, batch_axis=2)
+
+
+def _each(
+    model: Model,
+    task: Task,
+    parameters: Mapping[str, Float[np.ndarray, "..."]],
+    inputs: Shaped[np.ndarray, "batch *input"],
+    function: Callable[[Task, Mapping[str, torch.Tensor], torch.Tensor], torch.Tensor],
+    *,
+    batch_axis: int,
+) -> Float[np.ndarray, "..."]:
+    """Apply `function` to one model after another and a few prompts at a time, on all cores."""
     stacked = {name: np.asarray(value, np.float32) for name, value in parameters.items()}
     name, declared = next(iter(model.parameters(task).items()))
     inner = len(declared.dims) - len(("seed", "step"))
     leading = stacked[name].shape[: stacked[name].ndim - inner]
-    shape = (*leading, len(inputs), *task.response_sizes.values())
-    predictions = np.empty(shape, np.float32)
-    parts = torch.from_numpy(np.ascontiguousarray(inputs, np.float32)).split(_PROMPTS_AT_ONCE)
+    kind = np.int64 if task.input_kind == "tokens" else np.float32
+    parts = torch.from_numpy(np.ascontiguousarray(inputs, kind)).split(_PROMPTS_AT_ONCE)
 
-    def fill(index: tuple[int, ...]) -> None:
+    def of_one(index: tuple[int, ...]) -> np.ndarray:
         weights = {name: torch.from_numpy(value[index].copy()) for name, value in stacked.items()}
         with torch.no_grad():  # of this thread
-            predicted = [model.predict(task, weights, part) for part in parts]
-        predictions[index] = torch.cat(predicted).numpy()
+            return torch.cat([function(task, weights, part) for part in parts], batch_axis).numpy()
 
+    indices = list(np.ndindex(leading))
     with one_thread_an_operation(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(fill, np.ndindex(leading)):
-            pass
-    return predictions
+        results = pool.map(of_one, indices)
+        first = next(results)
+        values = np.empty((len(indices), *first.shape), np.float32)
+        values[0] = first
+        for number, value in enumerate(results, start=1):
+            values[number] = value
+    return values.reshape(*leading, *first.shape)

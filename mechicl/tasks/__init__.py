@@ -1,5 +1,5 @@
 """Data distributions, one module each, found by name in one registry."""
 
-from mechicl.tasks.base import Prompts, Task, get, names, register
+from mechicl.tasks.base import ContinuousTask, Prompts, Task, TokenTask, get, names, register
 
-__all__ = ["Prompts", "Task", "get", "names", "register"]
+__all__ = ["ContinuousTask", "Prompts", "Task", "TokenTask", "get", "names", "register"]

@@ -2,11 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from mechicl.config import Config
 from mechicl.errors import InputError, integer
@@ -32,36 +32,44 @@ _REGISTRY: "Registry[type[Task]]" = Registry(
 class Prompts(NamedTuple):
     """A batch of prompts: what the model reads, and what it is asked to predict.
 
-    Targets have no axes of their own after the batch, or those of `Task.response_dims`.
+    Inputs have the axes of `Task.input_dims` after the batch, targets those of `Task.target_sizes`.
     """
 
-    inputs: "Float[Tensor, '*models batch pos d_model']"
-    targets: "Float[Tensor, '*models_batch_response']"
+    inputs: "Tensor"
+    targets: "Tensor"
 
 
 class Task(Config, ABC):
     """A distribution over contexts: a config that is torch-free, and the sampling that it defines.
 
     A prompt is a deterministic map of independent standard normals, so that whoever owns the random
-    numbers (a training worker, a notebook, a test) also owns the prompts.
+    numbers (a training worker, a notebook, a test) also owns the prompts. Built-in tasks are
+    `ContinuousTask`s or `TokenTask`s.
     """
 
     name: str
-
-    @property
-    @abstractmethod
-    def d_model(self) -> int:
-        """Width of one input position."""
+    input_kind: ClassVar[Literal["continuous", "tokens"]]
+    """What prompts are made of; a model reads one kind and refuses the other."""
 
     @property
     @abstractmethod
     def n_positions(self) -> int:
-        """Positions in a prompt, the query's included."""
+        """Positions of a prompt that the model reads."""
 
     @property
-    def response_sizes(self) -> dict[str, int]:
+    @abstractmethod
+    def input_dims(self) -> tuple[str, ...]:
+        """Axes of the input of one prompt."""
+
+    @property
+    @abstractmethod
+    def target_sizes(self) -> dict[str, int]:
         """Axes of one target, by dim and in order: none where it is a single number."""
-        return {}
+
+    @property
+    def prediction_sizes(self) -> dict[str, int]:
+        """Axes of what a model predicts for one prompt: those of its target, unless a task says."""
+        return self.target_sizes
 
     @property
     @abstractmethod
@@ -72,22 +80,30 @@ class Task(Config, ABC):
     def constants(self) -> dict[str, tuple[Var, float | np.ndarray]]:
         """Return the numbers and arrays that a run stores for probes, each with its declaration."""
 
+    def examples(self, normals: "Float[Tensor, '*models batch n_normals']") -> "Tensor":
+        """Return what a training step is given for each prompt: (*models, batch, ...).
+
+        The part of the map from normals to prompts that is better done once and ahead of the step
+        than inside it. The normals themselves, unless a task says otherwise.
+        """
+        return normals
+
     @abstractmethod
-    def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
-        """Return the prompts that standard normals make; a pure function of them."""
+    def prompts(self, examples: "Shaped[Tensor, '*models batch n_numbers']") -> Prompts:
+        """Return the prompts that `examples` stand for; a pure function, part of the step."""
 
     @abstractmethod
     def loss(
         self,
-        predictions: "Float[Tensor, '*batch *response']",
-        targets: "Float[Tensor, '*batch *response']",
+        predictions: "Float[Tensor, '*batch_prediction']",
+        targets: "Shaped[Tensor, '*batch_target']",
     ) -> "Float[Tensor, '*batch']":
         """Return the loss of each prompt."""
 
     @abstractmethod
     def references(
-        self, inputs: Float[np.ndarray, "*batch pos d_model"]
-    ) -> Mapping[str, Float[np.ndarray, "*batch_response"]]:
+        self, inputs: Shaped[np.ndarray, "*batch_input"]
+    ) -> Mapping[str, Float[np.ndarray, "*batch_prediction"]]:
         """Return the predictions of the task's exact and classical predictors, in float64."""
 
     def at_length(self, n_context: int) -> Self:
@@ -118,8 +134,8 @@ class Task(Config, ABC):
         Returns
         -------
         xr.Dataset
-            `inputs` (batch, pos, d_model) and `targets` (batch, and the dims of a response),
-            float32.
+            `inputs` and `targets`: batch, and the dims of one of them; float32, and token ids
+            int64.
 
         Raises
         ------
@@ -140,14 +156,51 @@ class Task(Config, ABC):
                 f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer, or several parts (part=)"
             )
         normals = torch.randn(n, self.n_normals, generator=generator("sample", seed, part))
-        prompts = self.prompts(normals)
+        prompts = self.prompts(self.examples(normals))
         return xr.Dataset(
             {
-                "inputs": (("batch", "pos", "d_model"), prompts.inputs.numpy()),
-                "targets": (("batch", *self.response_sizes), prompts.targets.numpy()),
+                "inputs": (("batch", *self.input_dims), prompts.inputs.numpy()),
+                "targets": (("batch", *self.target_sizes), prompts.targets.numpy()),
             },
             attrs={"task": self.model_dump_json(), "n": n, "seed": seed, "part": part},
         )
+
+
+class ContinuousTask(Task):
+    """A task whose inputs are vectors, (batch, pos, d_model)."""
+
+    input_kind = "continuous"
+
+    @property
+    @abstractmethod
+    def d_model(self) -> int:
+        """Width of one input position."""
+
+    @property
+    def input_dims(self) -> tuple[str, ...]:
+        """Positions, and the entries of each."""
+        return ("pos", "d_model")
+
+    @property
+    def target_sizes(self) -> dict[str, int]:
+        """A target is a number, unless a task has several responses."""
+        return {}
+
+
+class TokenTask(Task):
+    """A task whose inputs are token ids, (batch, pos), and whose predictions are their logits."""
+
+    input_kind = "tokens"
+
+    @property
+    @abstractmethod
+    def d_vocab(self) -> int:
+        """How many tokens there are."""
+
+    @property
+    def input_dims(self) -> tuple[str, ...]:
+        """Positions."""
+        return ("pos",)
 
 
 def register(task: type[Registered]) -> type[Registered]:

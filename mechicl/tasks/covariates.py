@@ -11,7 +11,7 @@ from jaxtyping import Float
 from mechicl.config import Config
 from mechicl.errors import InputError, integer
 from mechicl.schema import Var
-from mechicl.tasks.base import Task
+from mechicl.tasks.base import ContinuousTask
 from mechicl.theory import preconditioned
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _rows_or_rho(given: object) -> object:
     raise ValueError("must be d rows of d numbers, {rho: a number}, or null")
 
 
-class GaussianRegression(Task, ABC):
+class GaussianRegression(ContinuousTask, ABC):
     """Regression on x ~ N(0, Σ), a context of L examples and a query.
 
     Attributes

@@ -42,7 +42,7 @@ class LinearRegression(GaussianRegression):
         isotropic = Var((), "1", "1 where covariates have identity covariance", 0, 1)
         return {**super().constants(), "isotropic": (isotropic, self.isotropic)}
 
-    def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
+    def prompts(self, examples: "Float[Tensor, '*models batch n_normals']") -> Prompts:
         """Embed covariates and responses as in (2.1).
 
         Computed with the batch as the last axis, as training draws it: a vector of prompts at a
@@ -51,7 +51,7 @@ class LinearRegression(GaussianRegression):
         import torch
 
         d, positions = self.d, self.n_positions
-        normals = normals.mT
+        normals = examples.mT
         x = self.correlated(normals[..., : d * positions, :].unflatten(-2, (d, positions)))
         noise = normals[..., d * positions : -d, :]
         beta = normals[..., -d:, :] / d**0.5

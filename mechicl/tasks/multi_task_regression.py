@@ -60,7 +60,7 @@ class MultiTaskRegression(GaussianRegression):
         return len(self.supports)
 
     @property
-    def response_sizes(self) -> dict[str, int]:
+    def target_sizes(self) -> dict[str, int]:
         """A target has one axis, `response`."""
         return {"response": self.n_responses}
 
@@ -87,12 +87,12 @@ class MultiTaskRegression(GaussianRegression):
         declared = Var(("response", "covariate"), "1", "1 where a task reads a covariate", 0, 1)
         return {**super().constants(), "supports": (declared, self.membership)}
 
-    def prompts(self, normals: "Float[Tensor, '*models batch n_normals']") -> Prompts:
+    def prompts(self, examples: "Float[Tensor, '*models batch n_normals']") -> Prompts:
         """Embed covariates and responses; the batch is the last axis while computing."""
         import torch
 
         d, positions, n = self.d, self.n_positions, self.n_responses
-        normals = normals.mT
+        normals = examples.mT
         x = self.correlated(normals[..., : d * positions, :].unflatten(-2, (d, positions)))
         noise = normals[..., d * positions : -d, :].unflatten(-2, (n, positions))
         beta = normals[..., -d:, :] / d**0.5

@@ -94,6 +94,13 @@ class Recipe(Config):
         return seeds
 
     @pydantic.model_validator(mode="after")
+    def _model_reads_task(self) -> "Recipe":
+        refusal = self.model.refusal(self.task)
+        if refusal is not None:
+            raise ValueError(refusal)
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _schedule_fits(self) -> "Recipe":
         self.checkpoints.steps(self.n_steps)  # says what does not fit
         return self

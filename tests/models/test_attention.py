@@ -36,7 +36,7 @@ def test_three_ways_to_one_prediction(name: str, on: str) -> None:
         model = architecture.model(n_heads=n_heads, score_scale=scale)
         parameters, inputs = random_parameters(model, task, seed=n_heads), prompts(task)
         batched = model.predict(task, parameters, inputs)
-        assert batched.shape == (20, *task.response_sizes.values())
+        assert batched.shape == (20, *task.target_sizes.values())
         with torch.no_grad():
             hooked = last(task, model.hooked(task, parameters)(inputs))
         expected = np.array(

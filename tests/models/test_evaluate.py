@@ -23,7 +23,7 @@ def test_equal_to_one_model_after_another(name: str, on: str, leading: tuple[int
     given = evaluate(model, task, stacked, inputs.numpy())
     expected = torch.stack([model.predict(task, p, inputs) for p in each]).numpy()
     assert given.dtype == np.float32
-    assert given.shape == (*leading, 1100, *task.response_sizes.values())
+    assert given.shape == (*leading, 1100, *task.target_sizes.values())
     np.testing.assert_allclose(
         given.reshape(expected.shape), expected, rtol=0, atol=1e-4 * np.abs(expected).max()
     )

@@ -58,8 +58,8 @@ def test_a_sample_is_a_dataset_of_declared_axes(task: Task) -> None:
     sample = task.sample(3, seed=0)
     assert sample["inputs"].dims == ("batch", "pos", "d_model")
     assert sample["inputs"].shape == (3, task.n_positions, task.d_model)
-    assert sample["targets"].dims == ("batch", *task.response_sizes)
-    assert sample["targets"].shape == (3, *task.response_sizes.values())
+    assert sample["targets"].dims == ("batch", *task.target_sizes)
+    assert sample["targets"].shape == (3, *task.target_sizes.values())
     assert {variable.dtype for variable in sample.values()} == {np.dtype("float32")}
 
 

@@ -240,7 +240,7 @@ def test_constants_are_those_of_the_task() -> None:
     variable, members = declared["supports"]
     assert variable.dims == ("response", "covariate")
     np.testing.assert_array_equal(members, [[1, 1, 1, 0], [0, 0, 1, 1]])
-    assert SMALL.response_sizes == {"response": 2}
+    assert SMALL.target_sizes == {"response": 2}
     assert SMALL.d_model == 6
 
 

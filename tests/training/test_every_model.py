@@ -78,7 +78,7 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
         stored += 1
     assert stored >= 7
     one = run.model(step=60, seed=4)(prompts.inputs[1])
-    n = run.task.response_sizes.get("response", 1)
+    n = run.task.target_sizes.get("response", 1)
     final = {key: torch.from_numpy(v.sel(step=60, seed=4).values) for key, v in run.params.items()}
     torch.testing.assert_close(
         one[:, -1, -n:].detach(),
