@@ -11,9 +11,9 @@ from benchmarks.measure import QUICK, in_turns, seconds, training_rate
 from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.training import load_recipe
+from mechicl.training.batches import block_steps, draw_block
 from mechicl.training.compilation import compiled_step
 from mechicl.training.step import initial_state
-from mechicl.training.workers import block_steps, draw_block
 
 STEPS = {1: 4000, 4: 2000, 16: 600}
 

@@ -2,15 +2,16 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
+from mechicl.training.batches import draw_from
 from mechicl.training.recipe import Recipe
 from mechicl.training.step import Step, initial_state, make_step
-from mechicl.training.workers import empty_block
 
 _OPTIONS: dict[str, dict[str, str | int | bool | Callable[..., Any]]] = {
     # One C++ call a step, which gives up the interpreter's lock: workers run side by side.
@@ -63,8 +64,7 @@ def _compile_for(recipe: Recipe, sizes: Iterable[int], compiled: Step, device: s
     before = sum(breaks.values())
     for size in sizes:
         state = initial_state(recipe, tuple(range(size))).to(device)
-        normals = empty_block(recipe, size).normal_()[:, 0].to(device)  # strides as in training
-        with torch.no_grad():
-            compiled(state, normals)
+        with closing(draw_from(recipe, range(size), 0)) as batches, torch.no_grad():
+            compiled(state, *next(batches).to(state.step.device))  # strides as in training
     if sum(breaks.values()) > before:
         raise RuntimeError(f"the step does not compile whole: {next(reversed(breaks))}")

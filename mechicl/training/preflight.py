@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mechicl.checkpoints import Plan
 from mechicl.errors import InputError
+from mechicl.training.batches import block_steps
 from mechicl.training.recipe import Recipe
-from mechicl.training.workers import block_steps
 
 _FLOAT = 4
 _BLOCKS = 3  # one in use, the others drawn or being drawn
@@ -33,13 +33,15 @@ def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
             f"the run would make {entries} files and folders in {run_dir}, where "
             f"{place.f_favail} are left; store fewer checkpoints, or give another directory"
         )
-    step = recipe.batch_size * recipe.task.n_normals
-    needed = _FLOAT * len(recipe.seeds) * step * (_BLOCKS * block_steps(recipe) + _PROMPT_COPIES)
+    numbers = recipe.task.n_normals + recipe.model.n_dropout(recipe.task)
+    step = recipe.prompts_a_step * numbers * (_BLOCKS * block_steps(recipe) + _PROMPT_COPIES)
+    kept = (recipe.training_set or 0) * recipe.task.n_normals
+    needed = _FLOAT * len(recipe.seeds) * (step + kept)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise InputError(
-            f"training {len(recipe.seeds)} seeds with {recipe.batch_size} prompts of "
-            f"{recipe.task.n_normals:,} numbers each takes at least {_size(needed)} of memory, and "
+            f"training {len(recipe.seeds)} seeds with {recipe.prompts_a_step} prompts of "
+            f"{numbers:,} numbers each takes at least {_size(needed)} of memory, and "
             f"there are {_size(memory)}; take fewer seeds at once, or a smaller batch_size"
         )
 

@@ -56,8 +56,14 @@ class Recipe(Config):
     task, model
         A registered task and architecture, each a mapping with `name` and its settings.
     optimizer, batch_size, n_steps
-        How it is trained; every batch is drawn afresh. Steps are counted in float32, as far as that
-        is exact: to 2²⁴.
+        How it is trained. Steps are counted in float32, as far as that is exact: to 2²⁴.
+    training_set
+        Prompts in a fixed training set, of each seed its own, which is gone through in a new order
+        every epoch; what is left over at the end of one is not used in it, and a set smaller than
+        `batch_size` is one batch. None draws every batch afresh.
+    dropout_on
+        Whether a model's dropout acts on every batch, or on the first of each epoch alone (as in
+        the code of yuksel2026).
     seeds
         One independent model and data stream each.
     checkpoints
@@ -71,6 +77,8 @@ class Recipe(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Annotated[int, pydantic.Field(ge=1)] = 256
     n_steps: Annotated[int, pydantic.Field(ge=1, le=2**24)] = 10_000
+    training_set: Annotated[int, pydantic.Field(ge=1)] | None = None
+    dropout_on: Literal["every_batch", "first_batch"] = "every_batch"
     seeds: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**63)], ...] = (0,)
     checkpoints: Schedule = Schedule()
 
@@ -99,6 +107,26 @@ class Recipe(Config):
         if refusal is not None:
             raise ValueError(refusal)
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _epochs_are_there(self) -> "Recipe":
+        if self.dropout_on == "first_batch" and self.training_set is None:
+            raise ValueError(
+                "dropout_on first_batch is of the first batch of an epoch, which needs a "
+                "training_set; without one it is every_batch"
+            )
+        return self
+
+    @property
+    def prompts_a_step(self) -> int:
+        """Prompts in one batch: `batch_size`, or the whole training set where that is smaller."""
+        return min(self.batch_size, self.training_set or self.batch_size)
+
+    def drops_at(self, step: int) -> bool:
+        """Return whether dropout acts at this step, of a model that has any."""
+        if self.dropout_on == "every_batch" or self.training_set is None:
+            return True
+        return step % (self.training_set // self.prompts_a_step) == 0
 
     @pydantic.model_validator(mode="after")
     def _schedule_fits(self) -> "Recipe":

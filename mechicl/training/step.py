@@ -51,29 +51,33 @@ class State(NamedTuple):
         return self.map(lambda tensor: tensor.to(device))._replace(step=self.step.to(device))
 
 
-Step = Callable[
-    [State, Float[Tensor, "seed batch n_normals"]], tuple[State, Float[Tensor, " seed"]]
-]
+Step = Callable[..., tuple[State, Float[Tensor, " seed"]]]
+"""(state, examples, kept) -> (state, loss of each model before it); see `Batch`."""
 
 
 def make_step(recipe: Recipe) -> Step:
-    """Return the step of `recipe`: (state, normals) -> (state, loss of each model before it).
+    """Return the step of `recipe`.
 
     A model whose loss, gradient or update is not finite is left as it is, marked as diverged, and
     not trained further; those stacked with it are not touched by it.
     """
     task, model = recipe.task, recipe.model
 
-    def total_loss(parameters: Stacked, normals: Tensor) -> tuple[Tensor, Tensor]:
-        prompts = task.prompts(normals)
-        predictions = model.predict(task, parameters, prompts.inputs)
+    def total_loss(
+        parameters: Stacked, examples: Tensor, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        prompts = task.prompts(examples)
+        if kept is None:
+            predictions = model.predict(task, parameters, prompts.inputs)
+        else:
+            predictions = model.predict_dropped(task, parameters, prompts.inputs, kept)
         loss = task.loss(predictions, prompts.targets).mean(-1)
         return loss.sum(), loss
 
     gradient = torch.func.grad(total_loss, has_aux=True)
 
-    def step(state: State, normals: Tensor) -> tuple[State, Tensor]:
-        gradients, loss = gradient(state.parameters, normals)
+    def step(state: State, examples: Tensor, kept: Tensor | None = None) -> tuple[State, Tensor]:
+        gradients, loss = gradient(state.parameters, examples, kept)
         number = state.step + 1
         parameters, moments = optimizer.update(
             recipe.optimizer, state.parameters, gradients, state.moments, number

@@ -2,11 +2,8 @@
 
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import count
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -14,12 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mechicl.tasks.streams import generator
+from mechicl.training.batches import draw_from
 from mechicl.training.recipe import Recipe
 from mechicl.training.step import State, Step
 
-_BLOCK_STEPS = 16
-_BLOCK_NORMALS = 2**22  # a block of one seed is at most 16 MB, or a single step
 _IDLE_SECONDS = 1.0
 _AHEAD = 4  # snapshots that a worker may be in front of the slowest
 
@@ -39,58 +34,6 @@ class Snapshot(NamedTuple):
     loss: Float[np.ndarray, "seed steps"]
 
 
-def block_steps(recipe: Recipe) -> int:
-    """Return the training steps whose data are drawn from one random stream.
-
-    Part of the definition of the data, hence a function of the recipe alone.
-    """
-    return max(1, min(_BLOCK_STEPS, _BLOCK_NORMALS // (recipe.batch_size * recipe.task.n_normals)))
-
-
-def empty_block(recipe: Recipe, n_seeds: int) -> Float[Tensor, "seed steps batch n_normals"]:
-    """Return room for the normals of one block, the batch running along memory."""
-    shape = (n_seeds, block_steps(recipe), recipe.task.n_normals, recipe.batch_size)
-    return torch.empty(shape).mT
-
-
-def draw_block(
-    recipe: Recipe, seeds: Sequence[int], block: int
-) -> Float[Tensor, "seed steps batch n_normals"]:
-    """Draw the normals of `block`: for each seed a pure function of (seed, block)."""
-    normals = empty_block(recipe, len(seeds))
-    for index, seed in enumerate(seeds):
-        stream = generator("train", seed, block)
-        # One call a block: each call gives up the interpreter's lock and has to wait for it again.
-        normals[index].mT.normal_(generator=stream)
-    return normals
-
-
-def draw_from(
-    recipe: Recipe, seeds: Sequence[int], start: int, *, threads: int = 1
-) -> Generator[Float[Tensor, "seed batch n_normals"], None, None]:
-    """Yield the normals of one step after another from step `start`.
-
-    Blocks are drawn ahead, as many at once as there are `threads`: drawing costs more than the
-    step that uses it.
-    """
-    length = block_steps(recipe)
-    first, skip = divmod(start, length)
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="mechicl-draw")
-    try:
-        pending = deque(
-            pool.submit(draw_block, recipe, seeds, first + ahead) for ahead in range(threads)
-        )
-        for block in count(first + threads):
-            normals = pending.popleft().result()
-            pending.append(pool.submit(draw_block, recipe, seeds, block))
-            yield from normals[:, skip:].unbind(1)
-            skip = 0
-    finally:
-        # Without waiting: a generator may be closed by the garbage collector, in any thread and
-        # under any lock, and a thread that needs that lock to end would be waited for for good.
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
 def train_group(
     recipe: Recipe,
     step: Step,
@@ -103,14 +46,14 @@ def train_group(
     """Train `seeds` from `state`, and yield a snapshot at each of `stops`, which increase."""
     now = int(state.step)
     device = state.step.device
-    numbers = draw_from(recipe, seeds, now, threads=draw_threads)
-    with closing(numbers), torch.no_grad():
+    batches = draw_from(recipe, seeds, now, threads=draw_threads)
+    with closing(batches), torch.no_grad():
         for stop in stops:
             losses = []
             for _ in range(now, stop):
                 if stopping.is_set():
                     return
-                state, loss = step(state, next(numbers).to(device))
+                state, loss = step(state, *next(batches).to(device))
                 losses.append(loss)
             yield Snapshot(state, _mask_diverged(losses, state, now))
             now = stop

@@ -8,10 +8,10 @@ import torch
 
 from mechicl import models, tasks
 from mechicl.run import open_run
+from mechicl.training.batches import draw_from
 from mechicl.training.loop import Progress, train
 from mechicl.training.recipe import Recipe
 from mechicl.training.step import initial_state, make_step
-from mechicl.training.workers import draw_from
 
 TASKS = {
     "one": {"name": "linear_regression", "d": 2},
@@ -63,7 +63,7 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
     assert np.isfinite(loss).all()
     # Medians: the mean of `affine` is at the mercy of one context whose normaliser is near 0.
     assert np.median(loss[:, -20:]) < 0.97 * np.median(loss[:, :10])
-    batch = next(draw_from(chosen, [1, 4], 20))
+    batch = next(draw_from(chosen, [1, 4], 20)).examples
     prompts = run.task.prompts(batch)
     weights = {
         str(key): torch.from_numpy(value.sel(step=20).values) for key, value in run.params.items()
@@ -113,7 +113,7 @@ def test_the_step_is_one_graph(on: str, name: str) -> None:
     """What a compiler needs, without one: nothing in the step is beyond torch's tracing."""
     chosen = recipe(on, name)
     step, state = make_step(chosen), initial_state(chosen, (1, 4))
-    normals = next(draw_from(chosen, [1, 4], 0))
+    normals = next(draw_from(chosen, [1, 4], 0)).examples
     traced = torch.compile(step, backend="eager", fullgraph=True, dynamic=False)
     with torch.no_grad():
         (expected, loss), (given, traced_loss) = step(state, normals), traced(state, normals)

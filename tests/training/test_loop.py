@@ -17,9 +17,10 @@ from mechicl.checkpoints import read_trajectory
 from mechicl.errors import DamagedRunError, InputError
 from mechicl.run import open_run
 from mechicl.training import load_recipe
+from mechicl.training.batches import draw_from
 from mechicl.training.loop import Progress, train
 from mechicl.training.step import make_step
-from mechicl.training.workers import Worker, draw_from
+from mechicl.training.workers import Worker
 
 QUICK = "he2025-two-head-quick"
 SMALL = {
@@ -88,7 +89,7 @@ def test_logged_loss_is_that_of_the_stored_parameters(whole: Path) -> None:
     run = open_run(whole)
     checked = 0
     for step in (0, 10, 50):
-        batch = next(draw_from(run.recipe, run.seeds.tolist(), step))
+        batch = next(draw_from(run.recipe, run.seeds.tolist(), step)).examples
         prompts = run.task.prompts(batch)
         weights = {
             str(name): torch.from_numpy(value.sel(step=step).values)
@@ -421,7 +422,7 @@ import torch
 from mechicl.training import load_recipe
 from mechicl.training.compilation import compiled_step
 from mechicl.training.step import initial_state
-from mechicl.training.workers import draw_block
+from mechicl.training.batches import draw_block
 
 recipe = load_recipe("he2025-two-head-quick", {"d": 2, "n_context": 64, "batch_size": 512})
 step, compiled = compiled_step(recipe, [1], "cpu", print)
