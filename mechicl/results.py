@@ -77,7 +77,8 @@ def _name(result: xr.Dataset, whole: Mapping[str, np.ndarray]) -> str:
         for dim, known in whole.items()
         if dim in result.coords
     }
-    asked = json.dumps([attrs["parameters"], attrs["run_digest"], covered])
+    known = [attrs["parameters"], attrs["run_digest"], covered]
+    asked = json.dumps(known + [attrs[key] for key in ("against",) if key in attrs])
     return f"{attrs['probe']}-{sha256(asked.encode()).hexdigest()[:8]}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -14,7 +14,14 @@ from mechicl import analyses
 from mechicl.checkpoints import load, read_config, read_trajectory
 from mechicl.checkpoints.layout import CONFIG
 from mechicl.checkpoints.reader import is_url
-from mechicl.errors import DamagedRunError, InputError, MechiclError, integer, unknown
+from mechicl.errors import (
+    DamagedRunError,
+    InputError,
+    MechiclError,
+    NothingToAnalyseError,
+    integer,
+    unknown,
+)
 from mechicl.paths import local_directory, path_text
 from mechicl.tasks import Task
 from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
@@ -22,6 +29,8 @@ from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
 if TYPE_CHECKING:
     from torch import Tensor
     from transformer_lens import HookedTransformer
+
+RunLike: TypeAlias = "Run | str | Path"
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -244,7 +253,7 @@ class Run:
         names
             Hook points, such as `blocks.0.attn.hook_pattern`.
         prompts
-            As `run.task.sample` returns them; `inputs` (batch, pos, d_model) is read.
+            As `run.task.sample` returns them; `inputs` is read.
         steps, seeds
             Which checkpoints; None takes all.
         limit
@@ -291,14 +300,16 @@ class Run:
         """Return the prompts' inputs as a tensor, whatever order their dims are in."""
         import torch
 
-        wanted = "prompts are a Dataset with inputs (batch, pos, d_model), as run.task.sample gives"
+        dims = ("batch", *self.task.input_dims)
+        wanted = f"prompts are a Dataset with inputs ({', '.join(dims)}), as run.task.sample gives"
         if not isinstance(prompts, xr.Dataset) or "inputs" not in prompts:
             raise InputError(f"{wanted}; given {type(prompts).__name__}")
         inputs = prompts["inputs"]
-        if set(inputs.dims) != {"batch", "pos", "d_model"} or inputs.sizes["batch"] == 0:
+        if set(inputs.dims) != set(dims) or inputs.sizes["batch"] == 0:
             raise InputError(f"{wanted}, one at least; given {dict(inputs.sizes)}")
-        ordered = inputs.transpose("batch", "pos", "d_model").values
-        return torch.from_numpy(np.ascontiguousarray(ordered, dtype=np.float32))
+        kind = np.int64 if self.task.input_kind == "tokens" else np.float32
+        ordered = np.ascontiguousarray(inputs.transpose(*dims).values, dtype=kind)
+        return torch.from_numpy(ordered)
 
     def _activations(
         self, weights: "Mapping[str, Tensor]", names: Sequence[str], inputs: "Tensor"
@@ -317,13 +328,38 @@ class Run:
             raise InputError(f"hook points {silent} do not fire in this model's forward pass")
         return {name: cache[name].numpy() for name in names}
 
-    def forward(self, *, skip_damaged: bool = False) -> analyses.Forward:
-        """Return what forward probes ask of a run: predictions, prompts and references."""
+    def forward(
+        self, *, skip_damaged: bool = False, against: "Mapping[str, Run] | None" = None
+    ) -> analyses.Forward:
+        """Return what forward probes ask of a run: predictions, prompts and references.
+
+        Raises InputError for a run in `against` whose task is another one, naming what differs.
+        """
         return analyses.Forward(
             predict=self._predict,
             prompts=self._prompts,
             references=self.task.references,
             load=partial(self._load, skip_damaged=skip_damaged),
+            attention=self._attention,
+            against={name: self._against(name, other) for name, other in (against or {}).items()},
+        )
+
+    def _against(self, name: str, other: "Run") -> analyses.Against:
+        differences = [
+            text for text in self.recipe.differences(other.recipe) if text.startswith("task.")
+        ]
+        if differences:
+            raise InputError(
+                f"run {name} ({other.path}) is of another task ({'; '.join(differences)}); a "
+                "comparison needs the same prompts"
+            )
+        last = load(other.params.isel(step=-1), where=other.path)
+        parameters = {str(key): value.transpose("seed", ...).values for key, value in last.items()}
+        return analyses.Against(
+            seeds=other.seeds,
+            step=int(other.steps[-1]),
+            run_digest=other.trajectory.attrs["run_digest"],
+            predict=partial(other._predict, parameters),
         )
 
     def _load(self, part: xr.Dataset, *, skip_damaged: bool) -> xr.Dataset:
@@ -341,6 +377,11 @@ class Run:
 
         return evaluate(self.recipe.model, self.task, parameters, inputs)
 
+    def _attention(self, parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
+        from mechicl.models.evaluate import attention
+
+        return attention(self.recipe.model, self.task, parameters, inputs)
+
     def objection(self, name: str) -> str | None:
         """Return why the probe `name` does not apply to this run, or None if it does."""
         return analyses.get(name).objection(self.trajectory)
@@ -352,6 +393,7 @@ class Run:
         steps: int | Sequence[int] | None = None,
         seeds: int | Sequence[int] | None = None,
         skip_damaged: bool = False,
+        against: "RunLike | Iterable[RunLike] | Mapping[str, RunLike] | None" = None,
         **parameters: Any,
     ) -> xr.Dataset:
         """Run a probe over this run and return its result.
@@ -366,6 +408,9 @@ class Run:
             most its `n_steps` of the ones chosen.
         skip_damaged
             Go on without what cannot be read: it is NaN, with a warning that says which steps.
+        against
+            Other runs of the same task for a comparative probe: a run or a path, several, or a
+            mapping from the names that they shall have; the others are named by their directories.
         **parameters
             Of the probe.
 
@@ -376,20 +421,35 @@ class Run:
         InputError
             For an unknown probe, step, seed or parameter.
         NothingToAnalyseError
-            If the probe does not apply to such a run; the message says why.
+            If the probe does not apply to such a run; the message says why, and which probes do.
         """
         probe = analyses.get(name)
         probe.resolve(parameters)
+        others = named_runs(against)
+        if others and not probe.comparative:
+            raise InputError(
+                f"probe {probe.name!r} holds a run against no other; given {', '.join(others)}. "
+                f"Those that do: {', '.join(_comparative())}"
+            )
+        reason = self.objection(name)
+        if reason is not None:
+            able = [each for each in analyses.names() if self.objection(each) is None]
+            raise NothingToAnalyseError(
+                f"probe {probe.name!r} does not apply: {reason}; probes that do: "
+                f"{', '.join(able) or 'none'}"
+            )
         chosen = self.select(steps, seeds)
         # A verdict, a peak, a time are of all of training, whichever steps are looked at; a forward
         # probe has them of the steps that it evaluates.
         whole = not probe.forward and (probe.statement is not None or not probe.by_step)
         trajectory = self.select(None, seeds) if whole else chosen
-        wanted = [variable for variable in probe.needs if variable in trajectory.variables]
+        wanted = [*dict.fromkeys([*probe.needs, *(self.params if probe.forward else ())])]
         result = probe.run(
             trajectory[wanted],
             parameters,
-            forward=self.forward(skip_damaged=skip_damaged) if probe.forward else None,
+            forward=self.forward(skip_damaged=skip_damaged, against=others)
+            if probe.forward
+            else None,
             load=partial(self._load, skip_damaged=skip_damaged),
         )
         if whole and steps is not None:
@@ -428,6 +488,38 @@ class Run:
         from mechicl import results
 
         return results.directory(self.path if out is None else out)
+
+
+def named_runs(
+    given: "RunLike | Iterable[RunLike] | Mapping[str, RunLike] | None",
+) -> "dict[str, Run]":
+    """Open runs, and return them by the names that results give them.
+
+    A mapping has the names; a run or a path, or several, are named by their directories. Raises
+    InputError for a name with blanks and for one that two runs have.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, (str, Path, Run)):
+        given = [given]
+    if isinstance(given, Mapping):
+        pairs = [(str(name), run) for name, run in given.items()]
+    else:
+        pairs = [("", run) for run in given]
+    found: dict[str, Run] = {}
+    for name, run in pairs:
+        opened = run if isinstance(run, Run) else Run(run)
+        name = name or str(opened.path).rstrip("/").rpartition("/")[2]
+        if not name or any(character.isspace() for character in name):
+            raise InputError(f"{name!r} is no name for a run in results; give one without blanks")
+        if name in found:
+            raise InputError(f"two of the runs are called {name!r}; name them, as NAME=RUN")
+        found[name] = opened
+    return found
+
+
+def _comparative() -> list[str]:
+    return [name for name in analyses.names() if analyses.get(name).comparative]
 
 
 def _integers(name: str, given: Any) -> list[int]:

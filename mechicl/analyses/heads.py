@@ -1,6 +1,8 @@
 """What the probes of he2025 read: circuits, head scales, which heads are live, which runs apply."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import and_
 from typing import Annotated, Any
 
 import numpy as np
@@ -183,12 +185,11 @@ def kq_spread(omega: xr.DataArray, live: xr.DataArray) -> xr.DataArray:
 
 
 def nonfinite(trajectory: xr.Dataset) -> xr.DataArray:
-    """Return where a model has an attention weight that is not finite: (seed, step)."""
-    whole = [
-        finite(trajectory[name]).all(("layer", "head", "d_model", "d_head"))
-        for name in ("W_Q", "W_K", "W_V", "W_O")
-    ]
-    return ~(whole[0] & whole[1] & whole[2] & whole[3])
+    """Return where a model has a parameter that is not finite: (seed, step)."""
+    model = ("seed", "step")
+    parameters = [value for value in trajectory.values() if {*model} <= {*value.dims}]
+    whole = [finite(value).all([*{*value.dims} - {*model}]) for value in parameters]
+    return ~reduce(and_, whole)
 
 
 def finite(array: xr.DataArray) -> xr.DataArray:

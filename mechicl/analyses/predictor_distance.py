@@ -15,7 +15,7 @@ from mechicl.analyses.evaluation import (
     shares,
     spread_steps,
 )
-from mechicl.analyses.heads import NONFINITE, WEIGHTS, nonfinite
+from mechicl.analyses.heads import NONFINITE, REGRESSION, WEIGHTS, nonfinite
 from mechicl.analyses.probe import Forward, probe, undefined_codes
 from mechicl.errors import NothingToAnalyseError
 from mechicl.schema import Var
@@ -25,7 +25,7 @@ _AGAINST = (*_MODEL, "reference")
 
 
 @probe(
-    needs=WEIGHTS,
+    needs=WEIGHTS | {"d": REGRESSION["d"]},
     gives={
         "reference": Var(("reference",), "1", "reference predictor"),
         "distance": Var(_AGAINST, "1", "relative rms distance of predictions from reference", 0),

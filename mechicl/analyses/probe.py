@@ -8,7 +8,7 @@ units, and stamps provenance. `docs/add-a-probe.md` adds one in five steps.
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -55,6 +55,28 @@ class PromptSource(Protocol):
 
 
 @dataclass(frozen=True)
+class Against:
+    """Another run of the same task, as it ended, that a comparative probe holds a run against.
+
+    Attributes
+    ----------
+    seeds
+        Its seeds.
+    step
+        Its last step, at which its models are taken.
+    run_digest
+        Which run it is.
+    predict
+        `inputs -> predictions`: (seed, batch, ...), of all its seeds.
+    """
+
+    seeds: np.ndarray
+    step: int
+    run_digest: str
+    predict: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
 class Forward:
     """What a forward probe may ask of a run besides its parameters; arrays are NumPy.
 
@@ -63,23 +85,31 @@ class Forward:
     predict
         `(parameters, inputs) -> predictions`, the batched forward. `parameters` maps the names of
         all variables along seed and step to arrays with any leading axes `...`; `inputs` has a
-        leading batch axis; the result is `(..., batch)`, or `(..., batch, response)` where a target
-        has several responses.
+        leading batch axis; the result is `(..., batch)`, and the axes of a prediction where the
+        task gives it any (`Task.prediction_sizes`).
     prompts
         `(n, seed, *, part=0, n_context=None) -> (inputs, targets)`: a fixed evaluation set, a pure
         function of its arguments, apart from the data that the run trains on. Parts of one seed are
         independent; `n_context` asks for contexts of another length.
     references
         `inputs -> {name: predictions}`: the task's exact and classical predictors on those prompts,
-        each shaped like the targets, under names without blanks.
+        each shaped like a prediction, under names without blanks.
     load
         Reads the part of the trajectory that the probe chose into memory.
+    attention
+        `(parameters, inputs) -> patterns`, (..., layer, head, batch, query_pos, lag): attention
+        weights by lag at the positions that the loss reads. Raises InputError for architectures
+        without batched patterns.
+    against
+        The runs that this one is held against, by name; for comparative probes.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
     prompts: PromptSource
     references: Callable[[np.ndarray], Mapping[str, np.ndarray]]
     load: Callable[[xr.Dataset], xr.Dataset] = xr.Dataset.compute
+    attention: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray] | None = None
+    against: Mapping[str, Against] = field(default_factory=dict)
 
 
 def applies_always(trajectory: xr.Dataset) -> str | None:
@@ -117,6 +147,8 @@ class Probe:
     by_step
         Whether a result at a step depends on that step alone: then a long trajectory is read and
         computed in parts, and memory is bounded by the result.
+    comparative
+        Whether the probe, a forward one, takes other runs of the same task (`Forward.against`).
     """
 
     name: str
@@ -130,6 +162,7 @@ class Probe:
     references: tuple[str, ...]
     forward: bool
     by_step: bool
+    comparative: bool
 
     @property
     def summary(self) -> str:
@@ -223,6 +256,9 @@ class Probe:
                 result[name] = result[name].transpose(*var.dims)
         result = stamp(result, self.outputs).drop_encoding()
         result.attrs = self._provenance(trajectory, parameters, result)
+        if forward is not None and forward.against:
+            digests = {name: other.run_digest for name, other in forward.against.items()}
+            result.attrs["against"] = json.dumps(digests, sort_keys=True)
         check(result, self.outputs, where=f"output of probe {self.name!r}", ordered=True)
         return result
 
@@ -268,6 +304,7 @@ def probe(
     references: tuple[str, ...] = (),
     forward: bool = False,
     by_step: bool = True,
+    comparative: bool = False,
 ) -> Callable[[Callable[..., xr.Dataset]], Probe]:
     """Register the decorated function as a probe under its own name; `Probe` has the arguments."""
 
@@ -284,6 +321,7 @@ def probe(
             references=references,
             forward=forward,
             by_step=by_step,
+            comparative=comparative,
         )
         return _REGISTRY.add(record.name, record, owner=compute.__module__)
 

@@ -24,6 +24,12 @@ def analyze(
     step: Annotated[
         list[int] | None, typer.Option(help="Step to analyse; may be repeated.", show_default="all")
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]RUN", help="Run that comparative probes compare with; may be repeated."
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option(help="Where results and figures go.", show_default="RUN")
     ] = None,
@@ -38,7 +44,7 @@ def analyze(
     from mechicl.cli import report, settings
     from mechicl.cli.remarks import remarks
     from mechicl.errors import NothingToAnalyseError
-    from mechicl.run import open_run
+    from mechicl.run import named_runs, open_run
 
     names = list(dict.fromkeys(analyses.get(name).name for name in probe or analyses.names()))
     chosen = settings.by_probe(settings.parse(set or []), names)
@@ -46,6 +52,7 @@ def analyze(
         analyses.get(name).resolve(chosen[name])
 
     run = open_run(run_dir)
+    others = named_runs(settings.named_runs(against or []))
     run.select(step or None, seed or None)
     run.results_directory(out)
     if not run.complete:
@@ -65,6 +72,7 @@ def analyze(
                 steps=step or None,
                 seeds=seed or None,
                 skip_damaged=skip_damaged,
+                against=others if analyses.get(name).comparative or probe else None,
                 **chosen[name],
             )
         written[name] = run.save(results[name], out=out, figure=plot)

@@ -39,6 +39,23 @@ def _number(text: str) -> str | float:
         return text
 
 
+def named_runs(given: Sequence[str]) -> list[str] | dict[str, str]:
+    """Return runs of `--against`: by name where every one has one, `NAME=RUN`, else a list.
+
+    Raises InputError where some are named and some are not, and for a name given twice.
+    """
+    pairs = [each.partition("=") for each in given]
+    named = [equals and "/" not in name for name, equals, _ in pairs]
+    if not any(named):
+        return list(given)
+    if not all(named):
+        raise InputError(f"--against takes RUN or NAME=RUN, one way for all; given {given}")
+    runs = {name.strip(): path for name, _, path in pairs}
+    if len(runs) < len(pairs):
+        raise InputError(f"--against gives one name twice: {', '.join(given)}")
+    return runs
+
+
 def by_probe(settings: dict[str, Any], probes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Sort `PROBE.KEY` settings by probe; a bare `KEY` belongs to the one probe that is named.
 
