@@ -443,7 +443,8 @@ class Run:
         # probe has them of the steps that it evaluates.
         whole = not probe.forward and (probe.statement is not None or not probe.by_step)
         trajectory = self.select(None, seeds) if whole else chosen
-        wanted = [*dict.fromkeys([*probe.needs, *(self.params if probe.forward else ())])]
+        read = [name for name in probe.reads if name in trajectory.variables]
+        wanted = [*dict.fromkeys([*read, *(self.params if probe.forward else ())])]
         result = probe.run(
             trajectory[wanted],
             parameters,

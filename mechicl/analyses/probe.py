@@ -130,6 +130,9 @@ class Probe:
     needs, gives
         Declarations of the variables read and returned. `holds`, `since` and `undefined` are added
         here.
+    wants
+        Declarations of variables that are read where a run has them: `applies` says which must be
+        there together.
     statement
         What `holds` says yes or no to, in words; None where the probe only measures.
     undefined
@@ -155,6 +158,7 @@ class Probe:
     compute: Callable[..., xr.Dataset]
     needs: Mapping[str, Var]
     gives: Mapping[str, Var]
+    wants: Mapping[str, Var]
     statement: str | None
     undefined: tuple[str, ...]
     headline: tuple[str, ...]
@@ -168,6 +172,11 @@ class Probe:
     def summary(self) -> str:
         """First line of the docstring."""
         return (inspect.getdoc(self.compute) or "").partition("\n")[0]
+
+    @property
+    def reads(self) -> dict[str, Var]:
+        """Every variable that is needed or wanted."""
+        return {**self.needs, **self.wants}
 
     @cached_property
     def outputs(self) -> dict[str, Var]:
@@ -236,7 +245,8 @@ class Probe:
         """Do what a call does, reading the trajectory with `load`, a part at a time."""
         parameters = self.resolve(settings)
         if not self._missing(trajectory):
-            check(trajectory, self.needs, where=f"input of probe {self.name!r}")
+            declared = {name: var for name, var in self.reads.items() if name in trajectory}
+            check(trajectory, declared, where=f"input of probe {self.name!r}")
         reason = self.objection(trajectory)
         if reason is not None:
             raise NothingToAnalyseError(f"probe {self.name!r} does not apply: {reason}")
@@ -246,7 +256,7 @@ class Probe:
             result = self.compute(trajectory, forward, **parameters)
         else:
             # A probe sees what it declares and nothing else.
-            seen = trajectory[list(self.needs)]
+            seen = trajectory[[name for name in self.reads if name in trajectory]]
             parts = _parts(seen) if self.by_step else [seen]
             result = _joined([self.compute(load(part), **parameters) for part in parts])
         if self.statement is not None:
@@ -297,6 +307,7 @@ def probe(
     *,
     needs: Mapping[str, Var],
     gives: Mapping[str, Var],
+    wants: Mapping[str, Var] | None = None,
     statement: str | None = None,
     undefined: tuple[str, ...] = (),
     headline: tuple[str, ...] = (),
@@ -314,6 +325,7 @@ def probe(
             compute=compute,
             needs=needs,
             gives=gives,
+            wants=wants or {},
             statement=statement,
             undefined=undefined,
             headline=headline,

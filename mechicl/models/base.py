@@ -25,9 +25,11 @@ Kind = TypeVar("Kind", bound=Task)
 _REGISTRY: "Registry[type[Model]]" = Registry(
     "model",
     {
+        "decoder": "mechicl.models.decoder",
         "linear_attention": "mechicl.models.linear_attention",
         "normalized_attention": "mechicl.models.normalized_attention",
         "softmax_attention": "mechicl.models.softmax_attention",
+        "sparse_attention": "mechicl.models.sparse_attention",
     },
 )
 

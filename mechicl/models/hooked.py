@@ -23,6 +23,13 @@ HOOK_DIMS: dict[str, tuple[str, ...]] = {
     "hook_attn_scores": ("batch", "head", "query_pos", "key_pos"),
     "hook_pattern": ("batch", "head", "query_pos", "key_pos"),
     "hook_result": ("batch", "pos", "head", "d_model"),
+    "hook_embed": ("batch", "pos", "d_model"),
+    "hook_pos_embed": ("batch", "pos", "d_model"),
+    "hook_resid_mid": ("batch", "pos", "d_model"),
+    "hook_mlp_out": ("batch", "pos", "d_model"),
+    "hook_pre": ("batch", "pos", "d_mlp"),
+    "hook_post": ("batch", "pos", "d_mlp"),
+    "hook_normalized": ("batch", "pos", "d_model"),
 }
 """Dims of what passes each hook point, by the last part of its name."""
 

@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
+import pydantic
 import xarray as xr
 from jaxtyping import Float, Shaped
 
@@ -24,6 +25,7 @@ _REGISTRY: "Registry[type[Task]]" = Registry(
     "task",
     {
         "linear_regression": "mechicl.tasks.linear_regression",
+        "markov_chain": "mechicl.tasks.markov_chain",
         "multi_task_regression": "mechicl.tasks.multi_task_regression",
     },
 )
@@ -188,9 +190,16 @@ class ContinuousTask(Task):
 
 
 class TokenTask(Task):
-    """A task whose inputs are token ids, (batch, pos), and whose predictions are their logits."""
+    """A task whose inputs are token ids, (batch, pos), and whose predictions are their logits.
+
+    Attributes
+    ----------
+    temperature
+        τ: what a model trained on the task puts out is divided by it to give logits.
+    """
 
     input_kind = "tokens"
+    temperature: Annotated[float, pydantic.Field(gt=0)] = 1.0
 
     @property
     @abstractmethod

@@ -1,0 +1,184 @@
+"""The minimal model of yuksel2026: one layer of attention whose circuits are its parameters."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pydantic
+
+from mechicl.models.base import of_kind, register
+from mechicl.models.tokens import TokenModel, masked_softmax, one_hot
+from mechicl.schema import Var
+from mechicl.tasks import Task, TokenTask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+    from jaxtyping import Float, Int
+    from torch import Tensor
+    from transformer_lens import HookedTransformer
+
+
+@register
+class SparseAttention(TokenModel):
+    """y_t = (1/τ) Σ_h OV_h Σ_{i ≤ t} softmax_i(s · x̃_iᵀ KQ_h x̃_t) x̃_i (yuksel2026, section 2.4).
+
+    x̃ is a one-hot token above a one-hot position. There is no residual, no normalisation, no MLP
+    and no output projection: KQ, one matrix for KᵀQ, and OV, which makes logits of tokens, are the
+    parameters themselves. τ is the temperature of the task.
+
+    Attributes
+    ----------
+    n_heads
+        h.
+    scores
+        What KQ reads: `positions`, so that every sequence has one pattern, or
+        `tokens_and_positions`, as published.
+    positional_values
+        Whether OV reads positions besides tokens, as published.
+    init_scale
+        u: KQ starts uniform in [−u, u]. OV starts at 0. At u = 0 the heads are alike and stay so.
+    score_scale
+        s; None is 1/√width, of what KQ reads.
+    """
+
+    name: Literal["sparse_attention"] = "sparse_attention"  # pyright: ignore[reportIncompatibleVariableOverride]
+    n_heads: Annotated[int, pydantic.Field(ge=1)] = 3
+    scores: Literal["positions", "tokens_and_positions"] = "tokens_and_positions"
+    positional_values: bool = True
+    init_scale: Annotated[float, pydantic.Field(ge=0)] = 0.001
+    score_scale: Annotated[float, pydantic.Field(gt=0)] | None = None
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether KQ reads tokens."""
+        return self.scores == "tokens_and_positions"
+
+    def parameters(self, task: Task) -> dict[str, Var]:
+        """Declare the circuits KQ and OV."""
+        del task
+        head = ("seed", "step", "layer", "head")
+        return {
+            "KQ": Var((*head, "d_key", "d_query"), "1", "KQ circuit, not scaled"),
+            "OV": Var((*head, "d_out", "d_in"), "1", "OV circuit, times tau in logits"),
+        }
+
+    def sizes(self, task: Task) -> dict[str, int]:
+        """One layer, h heads; circuits over tokens first, then positions."""
+        d, n_read = of_kind(self, task, TokenTask).d_vocab, self.n_read(task)
+        read = d + n_read if self.reads_tokens else n_read
+        values = d + n_read if self.positional_values else d
+        return {
+            "layer": 1,
+            "head": self.n_heads,
+            "d_key": read,
+            "d_query": read,
+            "d_out": d,
+            "d_in": values,
+        }
+
+    def scale(self, task: Task) -> float:
+        """Return the factor on scores."""
+        width = self.sizes(task)["d_key"]
+        return width**-0.5 if self.score_scale is None else self.score_scale
+
+    def constants(self) -> "dict[str, tuple[Var, float | np.ndarray]]":
+        """None that its settings do not say."""
+        return {}
+
+    def initial(self, task: Task, generator: "torch.Generator") -> "dict[str, Tensor]":
+        """Draw KQ from U(−u, u), OV = 0."""
+        import torch
+
+        sizes = self.sizes(task)
+        shape = (1, self.n_heads, sizes["d_key"], sizes["d_query"])
+        return {
+            "KQ": self.init_scale * (2 * torch.rand(shape, generator=generator) - 1),
+            "OV": torch.zeros(1, self.n_heads, sizes["d_out"], sizes["d_in"]),
+        }
+
+    def logits(
+        self,
+        task: TokenTask,
+        parameters: "Mapping[str, Float[Tensor, '*models layer head ...']]",
+        tokens: "Int[Tensor, '... sequence read']",
+        kept: "Float[Tensor, '... sequence n_kept'] | None" = None,
+    ) -> "Float[Tensor, '*models sequence scored d_vocab']":
+        """Pool one-hot tokens, and positions, by head; then map what was pooled."""
+        import torch
+
+        del kept
+        ov = parameters["OV"].select(-4, 0) / task.temperature  # (*models, head, d_out, d_in)
+        d = task.d_vocab
+        read = one_hot(tokens, task).to(ov.dtype)  # (..., sequence, read, d)
+        pattern = self._pattern(task, parameters["KQ"].select(-4, 0), tokens)
+        if self.reads_tokens:
+            pooled = pattern.flatten(-3, -2) @ read  # (*models, sequence, head scored, d)
+            pooled = pooled.unflatten(-2, (self.n_heads, -1))
+            if self.positional_values:
+                pooled = torch.cat([pooled, pattern], -1)
+            return _mapped(pooled.movedim(-3, -2), ov)
+        # One pattern for all sequences: one product over all of them.
+        pooled = pattern.flatten(-3, -2) @ read.movedim(-2, -3).flatten(-2)
+        pooled = pooled.unflatten(-1, (-1, d)).unflatten(-3, (self.n_heads, -1))
+        logits = _mapped(pooled.movedim(-2, -4).movedim(-3, -2), ov[..., :d])
+        if self.positional_values:
+            logits = logits + (pattern @ ov[..., d:].mT).sum(-3)[..., None, :, :]
+        return logits
+
+    def patterns(
+        self,
+        task: TokenTask,
+        parameters: "Mapping[str, Float[Tensor, '*models layer head ...']]",
+        tokens: "Int[Tensor, '... sequence read']",
+    ) -> "Float[Tensor, '*models layer head sequence scored read']":
+        """Return the patterns of its one layer, those of positions repeated for every sequence."""
+        pattern = self._pattern(task, parameters["KQ"].select(-4, 0), tokens)
+        if self.reads_tokens:
+            pattern = pattern.movedim(-4, -3)
+        else:
+            shape = (*pattern.shape[:-2], tokens.shape[-2], *pattern.shape[-2:])
+            pattern = pattern[..., None, :, :].expand(shape)
+        return pattern[..., None, :, :, :, :]
+
+    def _pattern(
+        self,
+        task: TokenTask,
+        kq: "Float[Tensor, '*models head d_key d_query']",
+        tokens: "Int[Tensor, '... sequence read']",
+    ) -> "Float[Tensor, '*models ... head scored read']":
+        """Attention weights; with an axis `sequence` before `head` where KQ reads tokens."""
+        n_read, n_scored = self.n_read(task), self.n_scored(task)
+        kq = kq * self.scale(task)
+        if not self.reads_tokens:
+            return masked_softmax(kq[..., n_read - n_scored :].mT)
+        d = task.d_vocab
+        keys = one_hot(tokens, task).to(kq.dtype)  # (..., sequence, read, d)
+        queries = keys[..., n_read - n_scored :, :]
+        # What every query asks of every entry of a key: its token's part and its position's.
+        asked = queries.flatten(-3, -2) @ kq[..., :d].movedim(-1, -3).flatten(-2)
+        asked = asked.unflatten(-1, (self.n_heads, -1)).unflatten(-3, (-1, n_scored))
+        asked = asked + kq[..., d + n_read - n_scored :].movedim(-1, -3)[..., None, :, :, :]
+        asked = asked.movedim(-2, -3)  # (*models, sequence, head, scored, d_key)
+        by_token = asked[..., :d].flatten(-3, -2) @ keys.mT
+        scores = by_token.unflatten(-2, (self.n_heads, -1)) + asked[..., d:]
+        return masked_softmax(scores)
+
+    def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
+        """Return it as a HookedTransformer; see `mechicl.models.hooked_tokens`.
+
+        It reads what `windows` gives, and returns logits at every position.
+        """
+        from mechicl.models.hooked_tokens import sparse_attention
+
+        return sparse_attention(self, of_kind(self, task, TokenTask), parameters)
+
+
+def _mapped(
+    pooled: "Float[Tensor, '*models sequence scored head d_in']",
+    ov: "Float[Tensor, '*models head d_out d_in']",
+) -> "Float[Tensor, '*models sequence scored d_out']":
+    """Sum over heads what OV makes of what each has pooled, in one product."""
+    stacked = ov.mT.flatten(-3, -2)  # (*models, head d_in, d_out)
+    flat = pooled.flatten(-2).flatten(-3, -2) @ stacked
+    return flat.unflatten(-2, (-1, pooled.shape[-3]))
