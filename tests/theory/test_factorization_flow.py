@@ -371,7 +371,7 @@ def test_order_is_kept_and_the_first_feature_is_learnt(projection: str, top_only
     """Theorem 1, from random starts with (5) and with its weakest form."""
     rng = np.random.default_rng(7)
     when, kept = np.linspace(0, 250, 51), 0
-    while kept < 3:
+    while kept < 2:
         v, s = _start(rng, ordered_v=not top_only, ordered_s=not top_only)
         margins = order_margin(FEATURES, v, s), order_margin(FEATURES, v, s, top_only=True)
         if margins[top_only] < 0 or (top_only and margins[0] >= 0):
@@ -394,13 +394,13 @@ def test_without_order_another_feature_may_be_learnt() -> None:
     assert flow.loss[-1] == pytest.approx(2.89**2 + 1, abs=0.02)
     # Of random starts some fail, and each that does was out of order.
     rng, failed = np.random.default_rng(8), 0
-    for _ in range(10):
+    for _ in range(8):
         v, s = _start(rng, ordered_v=False, ordered_s=False)
-        flow = coupled_flow(FEATURES, v, s, n_heads=3, times=np.array([150.0]))
+        flow = coupled_flow(FEATURES, v, s, n_heads=3, times=np.array([100.0]))
         if flow.s[0, 0, 0] < 0.8:
             failed += 1
             assert order_margin(FEATURES, v, s, top_only=True) < 0
-    assert 1 <= failed <= 6
+    assert 1 <= failed <= 5
 
 
 def test_features_that_overlap_break_the_theorem() -> None:
@@ -408,7 +408,7 @@ def test_features_that_overlap_break_the_theorem() -> None:
     when, rises = np.array([100.0, 300]), {}
     for name, change in (("as drawn", lambda f: f), ("orthogonal", orthogonalised)):
         rises[name] = []
-        for seed in range(3):
+        for seed in range(2):
             rng = np.random.default_rng(seed)
             features = change(haar_features(3, 3, ratio=1.7, base=3**-0.5, rng=rng))
             coordinates = gram_schmidt(features)[1]
@@ -416,7 +416,7 @@ def test_features_that_overlap_break_the_theorem() -> None:
             flow = coupled_flow(coordinates, np.zeros(3), np.full(6, 1 / 6), n_heads=3, times=when)
             rises[name].append(flow.s[1, 0, 1:].max() > flow.s[0, 0, 1:].max())
             assert (flow.s[1, 0, 0] > 0.9) == (name == "orthogonal")
-    assert rises == {"as drawn": [True] * 3, "orthogonal": [False] * 3}
+    assert rises == {"as drawn": [True] * 2, "orthogonal": [False] * 2}
 
 
 def test_heads_part_later_the_closer_they_start() -> None:
