@@ -136,9 +136,9 @@ def free_flow(
     ṡ_k = Π(s_k)(Σ_j ⟨A*_j, V_k⟩ s*_j − Σ_j ⟨V_j, V_k⟩ s_j).
 
     Solved by an eighth-order Runge-Kutta method to 1e-10 (relative) and 1e-12 (absolute). It keeps
-    Σ_i s_i = 1, and it stops where it can go no further. An explicit one will do:
-    no rate is far above Σ_j ‖A*_j‖² and the number of heads, however slowly s sharpens. Heads that
-    start alike, to the last bit, are solved as one and stay so: rounding would part them in time.
+    Σ_i s_i = 1, and it stops where it can go no further. An explicit one will do: no rate is far
+    above Σ_j ‖A*_j‖² and the number of heads, however slowly s sharpens. Heads that start alike, to
+    the last bit, are solved as one and stay so: rounding would part them in time.
 
     Parameters
     ----------

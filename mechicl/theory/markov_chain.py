@@ -336,7 +336,6 @@ def log_conditional(
         table = joint.reshape(-1, d**heard, d).sum(0)
         found[..., position, :] = _log_rows(table, unseen)[context[..., position]]
         law = joint.reshape(d, -1).sum(0)
-        law /= law.sum()  # rounding must not add up over positions
     return found
 
 

@@ -80,7 +80,7 @@ def test_no_mass() -> None:
 
 def test_nan_stays_in_its_row() -> None:
     p = np.array([[0.5, 0.5], [nan, 0.5], [0.0, 1.0], [0.5, 0.5]])
-    q = np.array([[0.5, 0.5], [0.0, 1.0], [0.5, nan], [0.0, 1.0]])
+    q = np.array([[0.5, 0.5], [0.0, 1.0], [nan, 1.0], [0.0, 1.0]])  # one where p has no mass
     found = _both(p, q)
     assert np.isnan(found).tolist() == [False, True, True, False]
     assert found[[0, 3]].tolist() == [0, inf]
