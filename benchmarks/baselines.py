@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mechicl.models.softmax_attention import SoftmaxAttention
 from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.tasks.streams import generator
 
 
@@ -108,3 +109,57 @@ def circuits_of_state_dicts(
         with torch.no_grad():
             found += [model.QK.AB, model.OV.AB]
     return found
+
+
+class PlainSparseAttention(nn.Module):
+    """yuksel2026's minimal model on concatenated one-hots, every position computed."""
+
+    def __init__(self, task: MarkovChain, n_heads: int, init_scale: float) -> None:
+        super().__init__()
+        self.d, self.n_positions = task.d, task.n_positions
+        width = task.d + task.n_positions
+        self.query = nn.Parameter(init_scale * (2 * torch.rand(n_heads, width, width) - 1))
+        self.value = nn.Parameter(torch.zeros(n_heads, width, width))
+        mask = torch.ones(self.n_positions, self.n_positions).triu(1).bool()
+        self.register_buffer("future", mask)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (batch, pos, d) of token ids (batch, pos)."""
+        words = nn.functional.one_hot(tokens, self.d).float()
+        places = torch.eye(self.n_positions).expand(len(tokens), -1, -1)
+        x = torch.cat([words, places], -1)
+        q = torch.einsum("bqi,hji->bhqj", x, self.query)
+        scores = torch.einsum("bhqj,bkj->bhqk", q, x) / x.shape[-1] ** 0.5
+        pattern = scores.masked_fill(self.future, float("-inf")).softmax(-1)
+        values = torch.einsum("bki,hoi->bhko", x, self.value)
+        return torch.einsum("bhqk,bhko->bqo", pattern, values)[..., : self.d]
+
+
+def draw_chain(task: MarkovChain, batch_size: int) -> Tensor:
+    """Sample sequences token by token, as the papers' scripts do."""
+    features = torch.from_numpy(task.features / task.temperature).float()
+    tokens = torch.randint(task.d, (batch_size, task.order))
+    for t in range(task.n_predictions):
+        window = nn.functional.one_hot(tokens[:, t:], task.d).float().flip(1)
+        logits = torch.zeros(batch_size, task.d)
+        for feature, lags in zip(features, task.blocks, strict=True):
+            logits += window[:, list(lags)].mean(1) @ feature.T
+        tokens = torch.cat([tokens, torch.multinomial(logits.softmax(-1), 1)], 1)
+    return tokens
+
+
+def plain_chain_loop(
+    task: MarkovChain, n_heads: int, batch_size: int, init_scale: float
+) -> Iterator[float]:
+    """Train the minimal model with autograd and `torch.optim.AdamW`, on fresh sequences."""
+    model = PlainSparseAttention(task, n_heads, init_scale)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
+    while True:
+        tokens = draw_chain(task, batch_size)
+        logits = model(tokens[:, :-1])[:, task.order - 1 :] / task.temperature
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, task.order :].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield loss.item()

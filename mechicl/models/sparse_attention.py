@@ -37,7 +37,9 @@ class SparseAttention(TokenModel):
     positional_values
         Whether OV reads positions besides tokens, as published.
     init_scale
-        u: KQ starts uniform in [−u, u]. OV starts at 0. At u = 0 the heads are alike and stay so.
+        u: KQ starts uniform in [−u, u]. OV starts at 0. At u = 0 heads are alike, gradients keep
+        them so, and each is computed as the mean of all: rounding would part them, as the smallest
+        of the published u does.
     score_scale
         s; None is 1/√width, of what KQ reads.
     """
@@ -108,10 +110,10 @@ class SparseAttention(TokenModel):
         import torch
 
         del kept
-        ov = parameters["OV"].select(-4, 0) / task.temperature  # (*models, head, d_out, d_in)
+        ov = self._heads(parameters["OV"]) / task.temperature  # (*models, head, d_out, d_in)
         d = task.d_vocab
         read = one_hot(tokens, task).to(ov.dtype)  # (..., sequence, read, d)
-        pattern = self._pattern(task, parameters["KQ"].select(-4, 0), tokens)
+        pattern = self._pattern(task, self._heads(parameters["KQ"]), tokens)
         if self.reads_tokens:
             pooled = pattern.flatten(-3, -2) @ read  # (*models, sequence, head scored, d)
             pooled = pooled.unflatten(-2, (self.n_heads, -1))
@@ -133,13 +135,22 @@ class SparseAttention(TokenModel):
         tokens: "Int[Tensor, '... sequence read']",
     ) -> "Float[Tensor, '*models layer head sequence scored read']":
         """Return the patterns of its one layer, those of positions repeated for every sequence."""
-        pattern = self._pattern(task, parameters["KQ"].select(-4, 0), tokens)
+        pattern = self._pattern(task, self._heads(parameters["KQ"]), tokens)
         if self.reads_tokens:
             pattern = pattern.movedim(-4, -3)
         else:
             shape = (*pattern.shape[:-2], tokens.shape[-2], *pattern.shape[-2:])
             pattern = pattern[..., None, :, :].expand(shape)
         return pattern[..., None, :, :, :, :]
+
+    def _heads(
+        self, circuit: "Float[Tensor, '*models layer head rows columns']"
+    ) -> "Float[Tensor, '*models head rows columns']":
+        """Return the circuits of the one layer."""
+        heads = circuit.select(-4, 0)
+        if self.init_scale == 0:
+            heads = heads.mean(-3, keepdim=True).expand_as(heads)
+        return heads
 
     def _pattern(
         self,
