@@ -16,6 +16,7 @@ DIMS: dict[str, str] = {
     "log_step": "training step of a logged value",
     "layer": "transformer block, from the input",
     "head": "attention head of a layer",
+    "place": "place of a head in an order that seeds share: by the block that it serves",
     "d_model": "residual stream",
     "d_head": "inner dimension of a head",
     "d_mlp": "hidden units of an MLP",

@@ -24,7 +24,9 @@ from mechicl.version import __version__
 
 BUILTIN = (
     "approximate_loss",
+    "attention_spans",
     "circuits",
+    "head_permutation",
     "head_roles",
     "homogeneous_kq",
     "length_generalization",
@@ -35,6 +37,7 @@ BUILTIN = (
     "solution_manifold",
     "task_allocation",
     "training_stages",
+    "value_alignment",
     "zero_sum_ov",
 )
 _PART_BYTES = 2**24  # of parameters read at once, where a probe goes step by step

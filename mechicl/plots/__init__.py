@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 OWN = (
     "approximate_loss",
+    "attention_spans",
     "circuits",
+    "head_permutation",
     "head_roles",
     "homogeneous_kq",
     "length_generalization",
@@ -20,6 +22,7 @@ OWN = (
     "solution_manifold",
     "task_allocation",
     "training_stages",
+    "value_alignment",
     "zero_sum_ov",
 )
 """Probes with a figure of their own; the others get `mechicl.plots.generic`."""

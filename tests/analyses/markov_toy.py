@@ -170,7 +170,9 @@ def toy(
         for name, var in declared.items()
     }
     constants = task.constants() | model.constants()
-    data |= {name: (var.dims, value, var.attrs) for name, (var, value) in constants.items()}
+    data |= {
+        name: (var.dims, np.array(value), var.attrs) for name, (var, value) in constants.items()
+    }
     coords = {
         "seed": ("seed", np.arange(n_seeds), {"long_name": "seed"}),
         "step": ("step", steps, {"units": "step", "long_name": "training step"}),

@@ -14,7 +14,7 @@ from mechicl import analyses, plots
 from mechicl.analyses.probe import applies_always, since
 from mechicl.errors import InputError
 from tests import trajectories
-from tests.analyses.toy import CHEAP, SUITED, forward, suited
+from tests.analyses.toy import CHEAP, MARKOV, SUITED, forward_for, suited
 
 NAMES = analyses.names()
 SEEDS, STEPS, HEADS = 3, 6, 4
@@ -26,7 +26,7 @@ WITHOUT_MODELS = ("loss_landscape",)
 def run(name: str, trajectory: xr.Dataset, **settings: object) -> xr.Dataset:
     record = analyses.get(name)
     given = CHEAP.get(name, {}) | settings
-    return record(suited(name, trajectory), forward() if record.forward else None, **given)
+    return record(suited(name, trajectory), forward_for(name), **given)
 
 
 def awkward() -> xr.Dataset:
@@ -52,9 +52,9 @@ def test_there_are_probes_to_test():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inputs_are_untouched(name):
-    trajectory = awkward()
+    trajectory = suited(name, awkward())
     before = trajectory.copy(deep=True)
-    run(name, trajectory)
+    analyses.get(name)(trajectory, forward_for(name), **CHEAP.get(name, {}))
     xr.testing.assert_identical(trajectory, before)
 
 
@@ -227,6 +227,9 @@ def test_a_result_survives_a_store(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_that_a_probe_says_nothing_about(name):
     record = analyses.get(name)
+    if name in MARKOV:
+        assert "the run has no" in str(record.objection(awkward()))
+        return
     deep = xr.concat(
         [awkward()] * 2, "layer", data_vars="minimal", coords="minimal", compat="override"
     )

@@ -6,10 +6,11 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from mechicl.analyses import Forward
+from mechicl.analyses import Forward, get
 from mechicl.models import Model
 from mechicl.models.evaluate import evaluate
 from mechicl.tasks import Task
+from tests.analyses import markov_toy
 
 
 def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
@@ -25,9 +26,13 @@ def one_task(trajectory: xr.Dataset) -> xr.Dataset:
     return trajectory.assign(supports=every)
 
 
+MARKOV = ("attention_spans", "head_permutation", "value_alignment")
+"""Probes of the Markov chain."""
+
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
     "preconditioner": anisotropic,
     "task_allocation": one_task,
+    **dict.fromkeys(MARKOV, markov_toy.of_regression),
 }
 """What makes a run of isotropic regression one about which these probes have something to say."""
 
@@ -39,10 +44,19 @@ def suited(name: str, trajectory: xr.Dataset) -> xr.Dataset:
 
 CHEAP: dict[str, dict[str, object]] = {
     "approximate_loss": {"n_prompts": 300, "n_steps": 4},
+    "attention_spans": {"n_prompts": 2},
+    "head_permutation": {"n_prompts": 2},
     "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
     "loss_landscape": {"n_prompts": 100, "n_steps": 4},
     "predictor_distance": {"n_prompts": 200, "n_steps": 4},
 }
+
+
+def forward_for(name: str) -> Forward | None:
+    """Return what the probe `name` evaluates in a run that is `suited`, if it evaluates any."""
+    if not get(name).forward:
+        return None
+    return markov_toy.forward64() if name in MARKOV else forward()
 
 
 def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> Forward:

@@ -13,14 +13,14 @@ from matplotlib.collections import QuadMesh
 from mechicl import analyses, plots
 from mechicl.plots import generic, style
 from tests import trajectories
-from tests.analyses.toy import CHEAP, forward, suited
+from tests.analyses.toy import CHEAP, forward_for, suited
 
 
 def result_of(name: str, n_seeds: int = 2) -> xr.Dataset:
     record = analyses.get(name)
     trajectory = trajectories.learning(n_seeds, 8, 2)
     trajectory = suited(name, trajectory)
-    return record(trajectory, forward() if record.forward else None, **CHEAP.get(name, {}))
+    return record(trajectory, forward_for(name), **CHEAP.get(name, {}))
 
 
 def title_text(figure: matplotlib.figure.Figure) -> str:
@@ -38,6 +38,7 @@ def test_every_own_figure_is_a_module_named_as_its_probe():
 
 
 ALONG = {
+    "head_permutation": "block",
     "length_generalization": "examples in a context, L′",
     "loss_landscape": "KQ scale ω",
 }
