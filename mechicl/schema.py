@@ -43,6 +43,8 @@ DIMS: dict[str, str] = {
     "next_state": "state that follows: rows of a feature matrix",
     "leaf": "leaf of a tree prior",
     "measurement": "one of M measurements",
+    "curve": "quantity that is followed over training",
+    "transition": "change of a curve between two plateaus, in the order of steps",
     "reference": "exact or classical predictor that a model is held against",
 }
 """Every axis has one name; outside packages add theirs with `add_dim`."""

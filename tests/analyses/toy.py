@@ -10,7 +10,7 @@ from mechicl.analyses import Forward, get
 from mechicl.models import Model
 from mechicl.models.evaluate import evaluate
 from mechicl.tasks import Task
-from tests.analyses import markov_toy
+from tests.analyses import markov_toy, stages_toy
 
 
 def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
@@ -26,13 +26,17 @@ def one_task(trajectory: xr.Dataset) -> xr.Dataset:
     return trajectory.assign(supports=every)
 
 
-MARKOV = ("attention_spans", "head_permutation", "value_alignment")
+STAGES = ("context_kl", "learning_stages")
+"""Probes of the Markov chain that follow how it is learnt."""
+
+MARKOV = ("attention_spans", "head_permutation", "value_alignment", *STAGES)
 """Probes of the Markov chain."""
 
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
     "preconditioner": anisotropic,
     "task_allocation": one_task,
     **dict.fromkeys(MARKOV, markov_toy.of_regression),
+    **dict.fromkeys(STAGES, stages_toy.of_regression),
 }
 """What makes a run of isotropic regression one about which these probes have something to say."""
 
@@ -45,7 +49,9 @@ def suited(name: str, trajectory: xr.Dataset) -> xr.Dataset:
 CHEAP: dict[str, dict[str, object]] = {
     "approximate_loss": {"n_prompts": 300, "n_steps": 4},
     "attention_spans": {"n_prompts": 2},
+    "context_kl": {"n_prompts": 100},
     "head_permutation": {"n_prompts": 2},
+    "learning_stages": {"n_prompts": 50},
     "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
     "loss_landscape": {"n_prompts": 100, "n_steps": 4},
     "predictor_distance": {"n_prompts": 200, "n_steps": 4},
