@@ -229,6 +229,14 @@ def test_stages_and_when_heads_moved():
     assert alone["moved"].isnull().all() and alone["since"].item() == 1500
 
 
+def test_a_head_that_serves_none_has_not_moved_and_one_that_leaves_has():
+    """Serving none is a state like others: it is entered once."""
+    none, first = [0.4, 0.4], [0.9, 0.1]
+    mass = [[none, first], [none, first], [none, none], [none, none]]
+    result = measure(markov_toy.sparse(GAPS, on_blocks(GAPS, [mass])))
+    np.testing.assert_array_equal(result["moved"][0, 0], [np.nan, 20])
+
+
 def test_seeds_are_averaged_in_the_order_of_blocks():
     toy = markov_toy.learning(3)
     result = measure(toy)
