@@ -136,7 +136,7 @@ def preconditioner(trajectory: xr.Dataset) -> xr.Dataset:
             **{f"distance_{name}": value for name, value in distances.items()},
             **{f"error_{name}": value for name, value in errors.items()},
             "nearest": nearest,
-            "eta": models((rows * best).sum((-2, -1)) / (best**2).sum()),
+            "eta": models(_factor(rows, best)),
             "holds": verdict(condition, *reasons.values()),
             "undefined": undefined_codes(reasons),
         }
@@ -165,6 +165,15 @@ def _distance(
     """Distance up to scale, at most 1 in spite of rounding; NaN where the matrix is 0."""
     unit = matrix / np.where(_largest(matrix) > 0, _largest(matrix), np.nan)
     return np.clip(preconditioned.scale_free_distance(unit, other), 0, 1)
+
+
+def _factor(
+    matrix: Float[np.ndarray, "*models d d"], other: Float[np.ndarray, "d d"]
+) -> Float[np.ndarray, "*models"]:
+    """⟨matrix, other⟩/‖other‖², without squares out of range."""
+    scale = float(_largest(other).item())
+    unit = other / scale
+    return (matrix * unit).sum((-2, -1)) / (unit**2).sum() / scale
 
 
 def _norm(matrix: Float[np.ndarray, "*models d d"]) -> Float[np.ndarray, "*models"]:

@@ -15,6 +15,8 @@ from mechicl.theory._arguments import Number, constant, leading, quiet, reals
 
 Matrix = Float[np.ndarray, "*#batch d d"]
 
+_ROUNDING = 1e-12  # times d and the largest entry: how far below 0 rounding leaves an eigenvalue
+
 
 def kac_murdock_szego(d: Number, rho: Number) -> Float[np.ndarray, "d d"]:
     """Kac-Murdock-Szegő matrix: Σ_ij = ρ^|i−j|, the covariance of a stationary chain.
@@ -60,7 +62,7 @@ def optimal_preconditioner(
     Parameters
     ----------
     covariance
-        Σ, (..., d, d), symmetric.
+        Σ, (..., d, d), symmetric and positive semidefinite.
     n_context, noise_variance
         L ≥ 1 and σ² ≥ 0.
     debiased
@@ -69,12 +71,13 @@ def optimal_preconditioner(
     Returns
     -------
     np.ndarray
-        (..., d, d). NaN where Σ is not finite.
+        (..., d, d). NaN where Σ is not finite, and where Σ and σ² are 0: every Ω is as good there.
 
     Raises
     ------
     InputError
-        Constants out of range, or Σ that is not square or not symmetric.
+        Constants out of range, or Σ that is not square, not symmetric or not positive
+        semidefinite.
 
     Notes
     -----
@@ -85,7 +88,7 @@ def optimal_preconditioner(
     own = 1.0 if debiased else 1 + 1 / length
     ridge = (_trace(sigma) + d * variance) / length
     system = own * sigma + ridge[..., None, None] * np.eye(d)
-    defined = np.isfinite(system).all((-2, -1))[..., None, None]
+    defined = (np.isfinite(system).all((-2, -1)) & (ridge > 0))[..., None, None]
     inverse = np.linalg.inv(np.where(defined, system, np.eye(d)))  # LAPACK may not see NaN
     return np.where(defined, inverse, np.nan)
 
@@ -109,7 +112,7 @@ def preconditioned_gd_risk(
     preconditioner
         Ω, (..., d, d), not necessarily symmetric; key axis first, as in KQ.
     covariance
-        Σ, (..., d, d), symmetric.
+        Σ, (..., d, d), symmetric and positive semidefinite.
     n_context, noise_variance
         L ≥ 1 and σ² ≥ 0. A model that divides by its trained length L₀ where L' examples are shown
         has Ω·L'/L₀.
@@ -124,7 +127,7 @@ def preconditioned_gd_risk(
     Raises
     ------
     InputError
-        Constants out of range, or matrices that do not fit.
+        Constants out of range, matrices that do not fit, or Σ that is not positive semidefinite.
 
     Notes
     -----
@@ -159,7 +162,7 @@ def optimal_scalar_learning_rate(
     Parameters
     ----------
     covariance
-        Σ, (..., d, d), symmetric.
+        Σ, (..., d, d), symmetric and positive semidefinite.
     n_context, noise_variance
         L ≥ 1 and σ² ≥ 0.
     debiased
@@ -174,7 +177,8 @@ def optimal_scalar_learning_rate(
     Raises
     ------
     InputError
-        Constants out of range, or Σ that is not square or not symmetric.
+        Constants out of range, or Σ that is not square, not symmetric or not positive
+        semidefinite.
 
     Notes
     -----
@@ -236,6 +240,13 @@ def _setting(
     finite = np.where(np.isfinite(sigma), sigma, 0.0)
     if not np.allclose(finite, np.swapaxes(finite, -1, -2), rtol=1e-9, atol=0):
         raise InputError("covariance is not symmetric")
+    whole = np.where(np.isfinite(sigma).all((-2, -1), keepdims=True), sigma, 0.0)
+    scale = np.abs(whole).max((-2, -1), keepdims=True)
+    least = np.linalg.eigvalsh(whole / np.where(scale > 0, scale, 1.0))[..., 0]
+    if (least < -_ROUNDING * sigma.shape[-1]).any():
+        raise InputError(
+            "covariance has a negative eigenvalue; accepted: positive semidefinite matrices"
+        )
     return (
         sigma,
         constant("n_context", n_context, minimum=1, whole=True),

@@ -190,6 +190,14 @@ def test_a_model_of_zeros_has_no_direction():
     assert result["eta"].values == 0 and result["error_plain_optimum"].values == 1
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e170])
+def test_a_covariance_whose_square_is_out_of_range(scale):
+    """Without noise the optimum of scale·Σ is that of Σ over scale, and so is η of a given P."""
+    best = np.linalg.inv(SIGMA + 5 / 40 * np.eye(5))
+    result = measure(pair(best, covariance=scale * SIGMA, noise_variance=0.0))
+    np.testing.assert_allclose(result["eta"].values / scale, 1, rtol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e-90, 1e90])
 def test_squares_out_of_range_do_not_matter(scale):
     """Entries of P go with the square of `scale`: beyond 1e154 their own square overflows."""

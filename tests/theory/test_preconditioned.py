@@ -355,6 +355,17 @@ def test_undefined_matrices_are_nan_and_leave_others_alone() -> None:
     assert np.isnan(preconditioned_gd_risk(stack, SIGMA, **settings)).tolist() == mark
 
 
+@both
+def test_a_singular_covariance_is_one_and_nothing_at_all_has_no_best_step(debiased: bool) -> None:
+    ones = np.ones((3, 3))  # rank 1; rounding leaves eigenvalues just below 0
+    found = optimal_preconditioner(ones, n_context=7, noise_variance=0, debiased=debiased)
+    own = 1.0 if debiased else 1 + 1 / 7
+    np.testing.assert_allclose(found @ (own * ones + 3 / 7 * np.eye(3)), np.eye(3), atol=1e-12)
+    stack = np.stack([np.zeros((3, 3)), ones])
+    found = optimal_preconditioner(stack, n_context=7, noise_variance=0, debiased=debiased)
+    assert np.isnan(found).all((-2, -1)).tolist() == [True, False]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -367,6 +378,17 @@ def test_undefined_matrices_are_nan_and_leave_others_alone() -> None:
             "accepted: (..., d, d)",
         ),
         (lambda: optimal_preconditioner(STEP, **SHORT, debiased=True), "not symmetric"),
+        (lambda: optimal_preconditioner(-SIGMA, **SHORT, debiased=True), "negative eigenvalue"),
+        (
+            lambda: preconditioned_gd_risk(
+                STEP, 1e-200 * (SIGMA - 2 * np.eye(3)), **SHORT, debiased=False
+            ),
+            "negative eigenvalue",
+        ),
+        (
+            lambda: optimal_scalar_learning_rate(SIGMA - 2 * np.eye(3), **SHORT, debiased=True),
+            "negative eigenvalue",
+        ),
         (
             lambda: optimal_preconditioner(SIGMA, n_context=0, noise_variance=1, debiased=True),
             "n_context = 0; accepted: a whole number of at least 1",
