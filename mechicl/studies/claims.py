@@ -18,6 +18,8 @@ from mechicl.errors import InputError, invalid, unknown
 
 _PACKAGE = "mechicl.claims"
 
+_Tolerance = Annotated[float, pydantic.Field(ge=0)]
+
 Comparison = Literal["relative", "absolute", "at_most", "at_least"]
 Verdict = Literal["reproduced", "partly", "not reproduced"]
 
@@ -67,7 +69,7 @@ class Claim(Config):
     runs: Mapping[str, RunNeeded] = pydantic.Field(default_factory=dict)
     published: Annotated[Mapping[str, float], pydantic.Field(min_length=1)]
     comparison: Comparison
-    tolerance: Annotated[float, pydantic.Field(ge=0)] | Mapping[str, float]
+    tolerance: _Tolerance | Mapping[str, _Tolerance]
     tolerance_reason: str
 
     @pydantic.model_validator(mode="after")
@@ -137,13 +139,15 @@ def load_claim(source: str | Path) -> Claim:
     InputError
         For an unknown id, with the nearest match, and for a file that is no claim.
     """
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.suffix in (".yaml", ".yml"):
         name = path.stem
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot read claim {str(path)!r}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{str(path)!r} is not text (UTF-8), so it is no claim") from None
     else:
         if str(source) not in claim_names():
             raise unknown("claim", source, claim_names())

@@ -140,6 +140,7 @@ def test_claims_are_chosen_by_id_by_paper_and_all_once_each() -> None:
     ("change", "message"),
     [
         ({"tolerance": -0.1}, "greater than or equal to 0"),
+        ({"tolerance": {"x": -0.1}}, "greater than or equal to 0"),
         ({"tolerance": {"y": 0.1}}, "tolerance names"),
         ({"published": {}}, "at least 1"),
         ({"published": {"x": 0.0}}, "other than 0"),
@@ -171,3 +172,6 @@ def test_files_that_are_no_claims(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InputError, match=message):
             load_claim(path)
+    path.write_bytes(b"statement: \xff\xfe")
+    with pytest.raises(InputError, match="not text"):
+        load_claim(path)

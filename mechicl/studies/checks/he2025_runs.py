@@ -7,10 +7,10 @@ import numpy as np
 import xarray as xr
 
 from mechicl import analyses
-from mechicl.errors import InputError
+from mechicl.errors import InputError, unknown
 from mechicl.schema import flag_names
 from mechicl.studies.checks.base import Measurement, Outcome, check
-from mechicl.studies.checks.probes import last
+from mechicl.studies.checks.probes import labelled, last
 
 if TYPE_CHECKING:
     from mechicl.run import Run
@@ -95,8 +95,11 @@ def loss_curves(
     n_prompts
         Size of the evaluation set.
     """
-    if not {base, worse} <= set(runs) or at not in lengths:
-        raise InputError(f"base {base!r}, worse {worse!r} or at {at} is none of the runs, lengths")
+    if not {base, worse} <= set(runs) or at not in lengths or from_length > max(lengths):
+        raise InputError(
+            f"base {base!r} and worse {worse!r} are to be among the runs {list(runs)}, and at {at} "
+            f"and from_length {from_length} within the lengths {list(lengths)}"
+        )
     found = {
         label: run.analyze(
             "length_generalization",
@@ -115,6 +118,9 @@ def loss_curves(
         counted = [not excluded[label][int(seed)] for seed in result["seed"].values]
         means[label] = result["loss"].isel(seed=counted).mean("seed")
     named = {name: code for code, name in flag_names(found[base]["reference"]).items()}
+    for name in (*references, "ridge"):
+        if name not in named:
+            raise unknown("reference", name, named)
     scored = found[base]["reference_loss"]
     reference = {name: scored.sel(reference=named[name]) for name in (*references, "ridge")}
     counts = found[base]["length"] >= from_length
@@ -245,7 +251,7 @@ def allocation(
                 f"{', '.join(names.values())}"
             )
         if label == (label_shown or next(iter(runs))):
-            figure = result
+            figure = labelled(result, label, runs)
         for seed in result["seed"].values:
             code = float(result["regime"].isel(step=-1).sel(seed=seed))
             regime = names.get(int(code), "") if np.isfinite(code) else ""

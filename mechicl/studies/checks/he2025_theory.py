@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from mechicl.studies.checks.base import Measurement, Outcome, check
 from mechicl.studies.checks.he2025_runs import out_of_pattern
-from mechicl.studies.checks.probes import last
+from mechicl.studies.checks.probes import labelled, last
 from mechicl.theory import (
     attention,
     bayes,
@@ -23,19 +23,31 @@ from mechicl.theory import (
 if TYPE_CHECKING:
     from mechicl.run import Run
 
+
 _Count = Annotated[int, pydantic.Field(ge=1)]
+_Several = Annotated[int, pydantic.Field(ge=2)]
 _Seed = Annotated[int, pydantic.Field(ge=0)]
+_Positive = Annotated[float, pydantic.Field(gt=0)]
 _TASK = {"d": 5, "noise_variance": 0.1}
 _AT = {**_TASK, "n_context": 40}
+
+
+def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(set(values)) < 2:
+        raise ValueError("needs two different values at least, for a slope")
+    return values
+
+
+_Scales = Annotated[tuple[_Positive, ...], pydantic.AfterValidator(_distinct)]
 
 
 @check
 def approximation_gap(
     runs: "Mapping[str, Run]",
     *,
-    gamma: float = 0.1,
-    lengths: tuple[int, ...] = (40, 80, 160, 320),
-    n_samples: _Count = 400_000,
+    gamma: _Positive = 0.1,
+    lengths: Annotated[tuple[_Count, ...], pydantic.Field(min_length=1)] = (40, 80, 160, 320),
+    n_samples: Annotated[int, pydantic.Field(ge=1000)] = 400_000,
     seed: _Seed = 0,
 ) -> Outcome:
     """Measure by how much the true loss exceeds L̃ of (4.1) at ω = (γ, −γ) and its best μ.
@@ -60,13 +72,13 @@ def approximation_gap(
 def descent_stages(
     runs: "Mapping[str, Run]",
     *,
-    heads: tuple[_Count, ...] = (2, 4),
+    heads: Annotated[tuple[_Count, ...], pydantic.Field(min_length=1)] = (2, 4),
     n_starts: _Count = 48,
-    learning_rate: float = 0.01,
+    learning_rate: _Positive = 0.01,
     n_steps: _Count = 50_000,
     every: _Count = 50,
-    spread: float = 0.1,
-    within: float = 0.1,
+    spread: _Positive = 0.1,
+    within: _Positive = 0.1,
     seed: _Seed = 0,
 ) -> Outcome:
     """Descend L̃ from random small starts, and see what sets in when (Fig. 7).
@@ -146,7 +158,7 @@ def _stages(
 def debiased_limit(
     runs: "Mapping[str, Run]",
     *,
-    gammas: tuple[float, ...] = (0.1, 0.05, 0.025, 0.0125, 0.00625),
+    gammas: _Scales = (0.1, 0.05, 0.025, 0.0125, 0.00625),
     imbalance: float = 0.1,
     n_contexts: _Count = 4000,
     seed: _Seed = 0,
@@ -194,9 +206,9 @@ def limiting_ratio(
     *,
     d: _Count = 200,
     n_context: _Count = 400,
-    noise_variance: float = 0.1,
-    n_contexts: _Count = 100,
-    grid: _Count = 60,
+    noise_variance: _Positive = 0.1,
+    n_contexts: _Several = 100,
+    grid: _Several = 60,
     seed: _Seed = 0,
 ) -> Outcome:
     """Hold the limiting risk ratio of Theorem 4.2 (iii) against its bound, and a simulation.
@@ -257,7 +269,7 @@ def limiting_ratio(
 def linear_as_softmax(
     runs: "Mapping[str, Run]",
     *,
-    gammas: tuple[float, ...] = (0.1, 0.05, 0.025, 0.0125),
+    gammas: _Scales = (0.1, 0.05, 0.025, 0.0125),
     n_heads: _Count = 2,
     width: _Count = 6,
     n_context: _Count = 40,
@@ -301,7 +313,7 @@ def linear_as_softmax(
 
 
 @check
-def on_manifold(runs: "Mapping[str, Run]", *, grid: _Count = 400) -> Outcome:
+def on_manifold(runs: "Mapping[str, Run]", *, grid: _Several = 400) -> Outcome:
     """Measure where trained models stand to S_γ, and that L̃(θ_γ) grows with γ.
 
     Quantities, for each seed that ends with a head of each sign and matched signs: `LABEL: mu over
@@ -312,7 +324,7 @@ def on_manifold(runs: "Mapping[str, Run]", *, grid: _Count = 400) -> Outcome:
     shown: xr.Dataset | None = None
     for label, run in runs.items():
         result = run.analyze("solution_manifold")
-        shown = result if shown is None else shown
+        shown = labelled(result, label, runs) if shown is None else shown
         excluded = out_of_pattern(run)
         values = {
             "mu over (4.6)": last(result["mu_gamma"]) / last(result["mu_gamma_predicted"]),
@@ -391,7 +403,9 @@ def _since(
 
 
 def _slope(x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"]) -> float:
-    """Return the slope of log y against log x."""
+    """Return the slope of log y against log x, NaN where some y has no logarithm."""
+    if not (np.isfinite(y) & (y > 0)).all():
+        return float("nan")
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 

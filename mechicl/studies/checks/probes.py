@@ -1,28 +1,43 @@
 """Checks that any probe serves: what it says yes or no to, and what it measures."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import pydantic
 import xarray as xr
 
 from mechicl import analyses
-from mechicl.errors import InputError
+from mechicl.errors import InputError, unknown
 from mechicl.studies.checks.base import Measurement, Outcome, check
 
 if TYPE_CHECKING:
     from mechicl.run import Run
 
 
+def _known(name: str) -> str:
+    return analyses.get(name).name
+
+
+def _resolved(settings: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    for name, own in settings.items():
+        analyses.get(name).resolve(own)
+    return settings
+
+
+_Probe = Annotated[str, pydantic.AfterValidator(_known)]
+_Checked = pydantic.AfterValidator(_resolved)
+
+
 @check
 def probe_holds(
     runs: "Mapping[str, Run]",
     *,
-    probes: tuple[str, ...],
-    settings: Mapping[str, Mapping[str, Any]] = {},
+    probes: tuple[_Probe, ...],
+    settings: Annotated[Mapping[str, Mapping[str, Any]], _Checked] = {},
     by: int | None = None,
-    only_where: str | None = None,
-    shown: str | None = None,
+    only_where: _Probe | None = None,
+    shown: _Probe | None = None,
 ) -> Outcome:
     """Measure whether a probe's statement holds to the end of training: 1 or 0, for each seed.
 
@@ -48,7 +63,7 @@ def probe_holds(
             if "since" not in result:
                 raise InputError(f"probe {name!r} states nothing that holds or not")
             if figure is None and name == (shown or probes[0]):
-                figure = result
+                figure = labelled(result, label, runs)
             latest = np.inf if by is None else by
             for seed, since in zip(result["seed"].values, result["since"].values, strict=True):
                 measurements.append(
@@ -60,7 +75,7 @@ def probe_holds(
                     )
                 )
         if figure is None and shown is not None:
-            figure = run.analyze(shown, **settings.get(shown, {}))
+            figure = labelled(run.analyze(shown, **settings.get(shown, {})), label, runs)
     return Outcome(tuple(measurements), figure)
 
 
@@ -68,10 +83,10 @@ def probe_holds(
 def probe_value(
     runs: "Mapping[str, Run]",
     *,
-    probe: str,
+    probe: _Probe,
     variables: tuple[str, ...],
-    settings: Mapping[str, Mapping[str, Any]] = {},
-    only_where: str | None = None,
+    settings: Annotated[Mapping[str, Mapping[str, Any]], _Checked] = {},
+    only_where: _Probe | None = None,
     absolute: bool = False,
 ) -> Outcome:
     """Measure variables of a probe at the last step, for each seed.
@@ -95,8 +110,10 @@ def probe_value(
     for label, run in runs.items():
         excluded = _excluded(run, only_where, settings)
         result = run.analyze(probe, **settings.get(probe, {}))
-        figure = result if figure is None else figure
+        figure = labelled(result, label, runs) if figure is None else figure
         for name in variables:
+            if name not in result:
+                raise unknown(f"variable of probe {probe!r}", name, map(str, result.data_vars))
             values = last(result[name], absolute=absolute)
             for seed, value in zip(values["seed"].values, values.values, strict=True):
                 measurements.append(
@@ -108,6 +125,11 @@ def probe_value(
                     )
                 )
     return Outcome(tuple(measurements), figure)
+
+
+def labelled(result: xr.Dataset, label: str, runs: "Mapping[str, Run]") -> xr.Dataset:
+    """Return a result whose figure says of which of several runs it is."""
+    return result.assign_attrs(run_label=label) if len(runs) > 1 else result
 
 
 def last(variable: xr.DataArray, *, absolute: bool = False) -> xr.DataArray:

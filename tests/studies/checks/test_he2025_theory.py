@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mechicl.errors import InputError
 from mechicl.studies.checks import get
 from mechicl.theory import linear_regression
 
@@ -55,6 +56,44 @@ def test_the_limiting_ratio_is_within_its_bound_and_the_real_one_is_not() -> Non
     assert found["bound there"][0] == pytest.approx(2.0853344187)
     small = values("limiting_ratio", n_contexts=200, d=2, n_context=4, grid=5)
     assert abs(small["simulated over limiting Bayes risk"][0] - 1) > 0.02
+
+
+@pytest.mark.parametrize("name", ["debiased_limit", "linear_as_softmax"])
+@pytest.mark.parametrize("gammas", [(), (0.1,), (0.1, 0.1), (0.0, 0.1), (-0.1, 0.1)])
+def test_a_slope_needs_two_scales_above_zero(name: str, gammas: tuple[float, ...]) -> None:
+    with pytest.raises(InputError, match="gammas"):
+        get(name).resolve({"gammas": gammas})
+
+
+def test_a_slope_of_what_has_no_logarithm_is_undefined() -> None:
+    from mechicl.studies.checks.he2025_theory import _slope
+
+    x = np.array([0.1, 0.2, 0.4])
+    assert _slope(x, 3 * x**2) == pytest.approx(2)
+    for wrong in (0.0, np.inf, np.nan):
+        assert np.isnan(_slope(x, np.array([1.0, wrong, 2.0])))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("approximation_gap", {"gamma": 0.0}),
+        ("approximation_gap", {"lengths": ()}),
+        ("approximation_gap", {"n_samples": 10}),
+        ("descent_stages", {"heads": ()}),
+        ("descent_stages", {"spread": 0.0}),
+        ("descent_stages", {"learning_rate": -1.0}),
+        ("limiting_ratio", {"n_contexts": 1}),
+        ("limiting_ratio", {"grid": 1}),
+        ("limiting_ratio", {"noise_variance": 0.0}),
+        ("on_manifold", {"grid": 1}),
+    ],
+)
+def test_settings_that_leave_nothing_to_measure_are_refused(
+    name: str, settings: dict[str, object]
+) -> None:
+    with pytest.raises(InputError, match=next(iter(settings))):
+        get(name).resolve(settings)
 
 
 def test_softmax_heads_imitate_linear_ones() -> None:

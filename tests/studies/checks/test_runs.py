@@ -108,8 +108,10 @@ def test_loss_curves_are_compared_from_a_length_on_and_for_seeds_that_count() ->
     assert counted["standard error"] == pytest.approx([0.001])
     worse = (1.0) / np.mean([3.0, 30.0])
     assert counted["base over bad"] == pytest.approx([worse])
-    for change in ({"base": "none"}, {"worse": "none"}, {"at": 41}):
-        with pytest.raises(InputError, match="none of the runs"):
+    with pytest.raises(InputError, match=r"no reference 'debiased'.*Known: gd, ridge"):
+        check(runs, **settings | {"references": ["debiased"]})
+    for change in ({"base": "none"}, {"worse": "none"}, {"at": 41}, {"from_length": 41}):
+        with pytest.raises(InputError, match="are to be among the runs"):
             check(runs, **settings | change)
 
 
@@ -162,6 +164,7 @@ def test_a_probe_holds_by_a_step_and_for_good() -> None:
         "b: sign_matching",
     }
     assert named.shown.attrs["probe"] == "sign_matching"
+    assert named.shown.attrs["run_label"] == "a" and "run_label" not in found.shown.attrs
 
 
 def test_a_probes_value_is_that_of_the_last_step_over_heads() -> None:
@@ -173,6 +176,10 @@ def test_a_probes_value_is_that_of_the_last_step_over_heads() -> None:
         assert [each.value for each in found.measurements] == pytest.approx([expected])
     with pytest.raises(InputError, match="has dims"):
         check({"x": run}, probe="circuits", variables=["KQ"])
+    with pytest.raises(InputError, match=r"no variable of probe 'circuits' 'omga'.*'omega'"):
+        check({"x": run}, probe="circuits", variables=["omga"])
+    with pytest.raises(InputError, match="there is no probe 'circus'"):
+        check.resolve({"probe": "circus", "variables": ["omega"]})
 
 
 def test_manifold_and_single_head_on_known_scales() -> None:
