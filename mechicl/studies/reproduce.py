@@ -1,6 +1,7 @@
 """Reproducing claims: train or reuse the runs, measure, and write down what came out."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,8 +13,8 @@ import numpy as np
 import xarray as xr
 
 from mechicl import plots
-from mechicl.checkpoints.layout import TRAJECTORY
-from mechicl.errors import InputError
+from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
+from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 from mechicl.paths import local_directory
 from mechicl.results import write_aside
 from mechicl.run import Run, open_run, train
@@ -144,24 +145,43 @@ def reproduce(
     Raises
     ------
     InputError
-        Before anything is trained: an unknown claim, recipe, scale, check or setting.
+        Before anything is trained: an unknown claim, recipe, scale, check or setting, or two claims
+        of one id.
+    MechiclError
+        Where `out` cannot be written, before anything is trained.
+    DamagedRunError
+        For a kept run that is damaged, or of another recipe; its message says what to remove.
     """
     names = chosen([asked] if isinstance(asked, str) else list(asked))
     if not names:
         raise InputError("no claims were named; `all` takes every one")
     root = local_directory(out)
     claims = [load_claim(name) for name in names]
+    ids = [claim.id for claim in claims]
+    twice = sorted({each for each in ids if ids.count(each) > 1})
+    if twice:
+        raise InputError(
+            f"several of the claims are called {', '.join(twice)}, and one record would replace "
+            "the other; rename their files, or ask for them one by one with different --out"
+        )
     needed = {claim.id: _recipes(claim, scale) for claim in claims}
     for claim in claims:
         checks.get(claim.check).resolve(claim.parameters)
 
     def records() -> Iterator[Record]:
+        _make_room(root)
         for claim in claims:
-            runs = {
-                label: _trained(recipe, root, device, compile, watch, notify)
-                for label, recipe in needed[claim.id].items()
-            }
-            yield _tested(claim, runs, root, figure=figure)
+            try:
+                runs = {
+                    label: _trained(recipe, root, device, compile, watch, notify)
+                    for label, recipe in needed[claim.id].items()
+                }
+                record = _tested(claim, runs, root, figure=figure)
+            except DamagedRunError as error:
+                raise DamagedRunError(
+                    f"claim {claim.id}: {error}. A run whose directory is removed is trained again"
+                ) from error
+            yield record
 
     return records()
 
@@ -189,12 +209,44 @@ def _trained(
     path = run_directory(recipe, root)
     begun = (path / TRAJECTORY).exists()
     if begun:
-        run = open_run(path)
-        if run.complete:
-            return run
+        try:
+            run = open_run(path)
+        except NothingToAnalyseError:  # begun, and cut short before its first commit
+            pass
+        else:
+            differences = recipe.differences(run.recipe)
+            if differences:
+                raise DamagedRunError(
+                    f"{path} holds a run of another recipe ({'; '.join(differences)})"
+                )
+            if run.complete:
+                return run
+    # A directory without a trajectory was cut short before there was anything to go on from.
+    cut_short = not begun and (path / CONFIG).exists()
     notify(f"{'going on with' if begun else 'training'} {path}")
     with watch(recipe) as callbacks:
-        return train(recipe, path, resume=begun, device=device, compile=compile, **callbacks)
+        return train(
+            recipe,
+            path,
+            resume=begun,
+            overwrite=cut_short,
+            device=device,
+            compile=compile,
+            **callbacks,
+        )
+
+
+def _make_room(root: Path) -> None:
+    for place in (root / "runs", root / "claims"):
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MechiclError(
+                f"cannot make the directory {place} ({error.strerror}); --out DIR, or out= in "
+                "Python, puts runs and records elsewhere"
+            ) from None
+        if not os.access(place, os.W_OK):
+            raise MechiclError(f"{place} is read-only; --out DIR puts runs and records elsewhere")
 
 
 def _tested(claim: Claim, runs: Mapping[str, Run], root: Path, *, figure: bool) -> Record:
@@ -256,22 +308,24 @@ def _overall(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _table(record: Record) -> xr.Dataset:
-    """Return measured and published values as `mechicl.plots.quantities` draws them."""
-    names = [each.name for each in record.quantities]
-    most = max(len(each.measurements) for each in record.quantities)
-    values = np.full((len(names), most), np.nan)
-    counted = np.zeros((len(names), most))
-    for row, each in enumerate(record.quantities):
+    """Return measured and published values as `mechicl.plots.quantities` draws them.
+
+    Others are in the record: on the same axis they would only squeeze those that count.
+    """
+    stated = [each for each in record.quantities if each.published is not None]
+    most = max(len(each.measurements) for each in stated)
+    values = np.full((len(stated), most), np.nan)
+    counted = np.zeros((len(stated), most))
+    for row, each in enumerate(stated):
         values[row, : len(each.measurements)] = [one.value for one in each.measurements]
         counted[row, : len(each.measurements)] = [not one.excluded for one in each.measurements]
-    lacking = [np.nan if each.published is None else each.published for each in record.quantities]
     return xr.Dataset(
         {
             "measured": (("quantity", "seed"), values),
             "counts": (("quantity", "seed"), counted),
-            "published": (("quantity",), lacking),
+            "published": (("quantity",), [each.published for each in stated]),
         },
-        coords={"quantity": names},
+        coords={"quantity": [each.name for each in stated]},
         attrs={"figure": "quantities", "title": record.claim.statement},
     )
 

@@ -1,12 +1,14 @@
 """Reproducing: runs are trained once and reused, records are whole, verdicts add up."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from mechicl.errors import InputError
+from mechicl.checkpoints.layout import TRAJECTORY
+from mechicl.errors import DamagedRunError, InputError, MechiclError
 from mechicl.run import open_run
 from mechicl.studies import reproduce
 from mechicl.studies.reproduce import run_directory
@@ -98,6 +100,98 @@ def test_an_interrupted_run_goes_on(files: tuple[Path, Path]) -> None:
     assert open_run(run_directory(recipe, elsewhere)).params.load().identical(expected)
 
 
+def kept(claim: Path, out: Path) -> Path:
+    return run_directory(load_recipe(claim.with_name("tiny.yaml")), out)
+
+
+@pytest.mark.parametrize("left", ["no commit", "no trajectory"])
+def test_a_run_cut_short_before_its_first_commit_is_no_dead_end(
+    files: tuple[Path, Path], left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kill leaves it, which closes nothing and commits nothing."""
+    claim, out = files
+    [whole] = reproduce(str(claim), out, compile=False, figure=False)
+    expected = open_run(kept(claim, out)).params.load()
+    elsewhere = out.with_name("elsewhere")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("mechicl.training.loop.one_thread_an_operation", die)
+        list(reproduce(str(claim), elsewhere, compile=False))
+    if left == "no trajectory":
+        shutil.rmtree(kept(claim, elsewhere) / TRAJECTORY)
+    [record] = reproduce(str(claim), elsewhere, compile=False, figure=False)
+    assert record.verdict == whole.verdict
+    assert open_run(kept(claim, elsewhere)).params.load().identical(expected)
+
+
+def test_a_run_of_another_recipe_is_not_measured(files: tuple[Path, Path]) -> None:
+    claim, out = files
+    recipe = str(claim.with_name("tiny.yaml"))
+    other = changed(claim, runs={"tiny": {"recipe": recipe, "set": {"n_heads": 3}}})
+    [record] = reproduce(str(other), out, compile=False, figure=False)
+    Path(record.runs["tiny"]).rename(kept(claim, out))
+    with pytest.raises(DamagedRunError, match=r"claim paper.signs: .*model.n_heads: 2 -> 3.*remov"):
+        list(reproduce(str(claim), out, compile=False))
+    assert not (out / "claims" / "paper.signs.json").exists()
+
+
+def test_a_damaged_run_is_named_and_trained_again_once_removed(files: tuple[Path, Path]) -> None:
+    claim, out = files
+    [whole] = reproduce(str(claim), out, compile=False, figure=False)
+    shutil.rmtree(kept(claim, out) / TRAJECTORY / "W_K" / "c")
+    with pytest.raises(DamagedRunError, match=r"W_K.*whose directory is removed is trained again"):
+        list(reproduce(str(claim), out, compile=False))
+    shutil.rmtree(kept(claim, out))
+    [record] = reproduce(str(claim), out, compile=False, figure=False)
+    assert record.verdict == whole.verdict
+
+
+@pytest.mark.parametrize("taken", ["claims", "runs"])
+def test_where_nothing_can_be_written_nothing_is_trained(
+    files: tuple[Path, Path], taken: str
+) -> None:
+    claim, out = files
+    out.mkdir()
+    (out / taken).write_text("")
+    said: list[str] = []
+    with pytest.raises(MechiclError, match=r"cannot make the directory .*--out"):
+        list(reproduce(str(claim), out, compile=False, notify=said.append))
+    assert said == []
+
+
+def test_two_claims_of_one_id_are_refused(files: tuple[Path, Path]) -> None:
+    claim, out = files
+    twin = claim.parent / "other" / claim.name
+    twin.parent.mkdir()
+    shutil.copy(claim, twin)
+    with pytest.raises(InputError, match=r"called paper\.signs"):
+        reproduce([str(claim), str(twin)], out, compile=False)
+
+
+def test_the_figure_of_values_has_those_published_alone(files: tuple[Path, Path]) -> None:
+    from mechicl.studies.checks import Measurement
+    from mechicl.studies.claims import load_claim
+    from mechicl.studies.reproduce import Record, _quantities, _table
+
+    claim, _ = files
+    stated = load_claim(claim)
+    measured = (
+        Measurement("sign_matching", 1.0, seed=0),
+        Measurement("other", 1e6, seed=0),
+        Measurement("other", 2e6, seed=1),
+    )
+    quantities = _quantities(stated, measured)
+    table = _table(Record(stated, "reproduced", quantities, {}, 0.0, None))
+    assert table["quantity"].values.tolist() == ["sign_matching"]
+    assert table["measured"].shape == (1, 1)
+
+
 def test_the_record_on_disk_is_the_record(files: tuple[Path, Path]) -> None:
     claim, out = files
     [record] = reproduce(str(claim), out, compile=False)
@@ -149,6 +243,11 @@ def test_another_scale_is_another_run(files: tuple[Path, Path]) -> None:
         ({"check": "probe_hold"}, "did you mean 'probe_holds'"),
         ({"parameters": {"probe": "sign_matching"}}, "probes"),
         ({"runs": {"tiny": {"recipe": "he2025-tow-head"}}}, "did you mean 'he2025-two-head"),
+        ({"parameters": {"probes": ["sign_machting"]}}, "did you mean 'sign_matching'"),
+        (
+            {"parameters": {"probes": ["sign_matching"], "settings": {"sign_matching": {"x": 1}}}},
+            "there is no setting 'x'",
+        ),
     ],
 )
 def test_mistakes_cost_nothing(
