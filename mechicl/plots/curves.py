@@ -36,6 +36,7 @@ def draw(result: xr.Dataset) -> Figure:
         )
     axes.set_xscale(attrs.get("x_scale", "linear"))
     axes.set_yscale(attrs.get("y_scale", "linear"))
+    style.log_ticks(axes)
     if "x_mark" in attrs:
         axes.axvline(
             attrs["x_mark"], color=style.GUIDE, lw=1.0, ls=":", label=attrs["x_mark_label"]

@@ -60,6 +60,10 @@ def draw(result: xr.Dataset) -> Figure:
         bar.minorticks_off()
         if isinstance(norm, LogNorm):
             bar.set_ticks(_round_numbers(low, most))
+        else:
+            # Powers within the linear part would be written over 0.
+            powers = [p for p in _round_numbers(limit / 30, limit) if _is_power(p)]
+            bar.set_ticks([*(-p for p in reversed(powers)), 0.0, *powers])
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("KQ scale ω")
         axes.set_ylabel("OV scale μ")
@@ -78,6 +82,10 @@ def _round_numbers(low: float, high: float) -> list[float]:
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
     numbers = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
     return [number for number in numbers if low <= number <= high]
+
+
+def _is_power(number: float) -> bool:
+    return bool(np.isclose(np.log10(number) % 1, (0, 1), atol=1e-9).any())
 
 
 def _paths(axes: Axes, result: xr.Dataset) -> None:

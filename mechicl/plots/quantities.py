@@ -10,7 +10,8 @@ from mechicl.plots import style
 def draw(result: xr.Dataset) -> Figure:
     """Draw `measured` (quantity, seed), filled where `counts`, and `published` (quantity)."""
     names = [str(name) for name in result["quantity"].values]
-    figure = style.figure(1, 1, width=6.5, height=0.32 * len(names) + 1.2)
+    longest = max(map(len, names), default=0)
+    figure = style.figure(1, 1, width=4.5 + 0.09 * longest, height=0.32 * len(names) + 1.2)
     axes = figure.subplots()
     rows = np.arange(len(names))
     measured, counts = result["measured"].values, result["counts"].values > 0
@@ -36,5 +37,5 @@ def draw(result: xr.Dataset) -> Figure:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(visible=True, axis="x", color="0.9", lw=0.6)
     style.legend(figure, axes)
-    style.title(figure, str(result.attrs.get("title", "")))
+    style.title(figure, style.greek(str(result.attrs.get("title", ""))))
     return figure

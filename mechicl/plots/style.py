@@ -16,6 +16,7 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from mechicl.schema import flag_names
 
@@ -84,6 +85,20 @@ def step_axis(axes: Axes, steps: Iterable[float]) -> None:
     else:
         room = 0.0 if low > 0 else 0.1 * positive.min()
         axes.set_xlim(low - room, high * 1.05)
+
+
+def log_ticks(axes: Axes) -> None:
+    """Label logarithmic axes with plain numbers, as many as have room; call it once all is drawn.
+
+    Left to themselves, axes of less than a decade label every minor tick, one over another.
+    """
+    for axis, scale in ((axes.xaxis, axes.get_xscale()), (axes.yaxis, axes.get_yscale())):
+        if scale == "log":
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+            axis.set_minor_formatter(NullFormatter())
+            if low >= 1e-3 and high <= 1e4:
+                axis.set_major_formatter(FormatStrFormatter("%g"))
 
 
 def lines(axes: Axes, variable: xr.DataArray, along: str = "seed") -> None:
@@ -262,9 +277,14 @@ def parameter(result: xr.Dataset, name: str) -> float | None:
 
 
 def verdicts(result: xr.Dataset) -> str:
-    """Return what the probe says yes or no to, and for how many seeds it ends with yes."""
+    """Return what the probe says yes or no to, and for how many seeds it ends with yes.
+
+    A claim about several runs says first of which of them the figure is, by `run_label`.
+    """
+    label = result.attrs.get("run_label", "")
     if "since" not in result:
-        return ""
+        return label
     n_yes = int(result["since"].notnull().sum())
     statement = greek(str(result.attrs.get("statement", "holds")))
-    return f"{statement}: {n_yes} of {result.sizes['seed']} seeds"
+    of = f"{label}: " if label else ""
+    return f"{of}{statement}: {n_yes} of {result.sizes['seed']} seeds"

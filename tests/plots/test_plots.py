@@ -2,6 +2,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from itertools import pairwise
 
 import matplotlib.figure
 import matplotlib.lines
@@ -91,6 +92,51 @@ def test_the_curve_of_the_manifold_and_the_paths_are_the_results():
     assert {"seed 0", "seed 1", "μ_γ of (4.6) at γ̂"} <= labels(figure)
     assert plane.get_ylabel() == "Σ|μ| / 2"
     assert any(text.startswith("η* = 0.8791") for text in labels(figure))
+
+
+def test_the_figure_of_a_claim_says_which_of_several_runs_it_is():
+    result = result_of("sign_matching")
+    assert title_text(plots.draw(result)).startswith("on every live head")
+    named = plots.draw(result.assign_attrs(run_label="H=2"))
+    assert title_text(named).startswith("H=2: on every live head")
+
+
+@pytest.mark.parametrize("span", [(0.0125, 0.1), (1.0, 7.0), (0.01, 10.0), (1e-7, 1.0)])
+def test_labels_of_logarithmic_axes_have_room(span):
+    x = np.geomspace(*span, 5)
+    figure = plots.draw(
+        xr.Dataset(
+            {"y": (("curve", "x"), x[None])},
+            coords={"curve": ["a"], "x": x},
+            attrs={"figure": "curves", "title": "t", "x_label": "x", "y_label": "y"}
+            | {"x_scale": "log", "y_scale": "log"},
+        )
+    )
+    [axes] = figure.axes
+    figure.draw_without_rendering()
+    labels = [*axes.get_xticklabels(), *axes.get_xticklabels(minor=True)]
+    (low, high), shown = axes.get_xlim(), []
+    for label in labels:
+        if label.get_text() and low <= label.get_position()[0] <= high:
+            shown.append(label.get_window_extent())
+    assert len(shown) >= 2
+    shown.sort(key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in pairwise(shown))
+
+
+def test_labels_beside_the_colours_of_a_difference_have_room():
+    figure = plots.draw(result_of("loss_landscape"))
+    figure.draw_without_rendering()
+    bar = next(axes for axes in figure.axes if axes.get_ylabel() == "mean squared error")
+    low, high = bar.get_ylim()
+    shown = [
+        label.get_window_extent()
+        for label in bar.get_yticklabels()
+        if label.get_text() and low <= label.get_position()[1] <= high
+    ]
+    shown.sort(key=lambda box: box.y0)
+    assert len(shown) >= 3
+    assert all(one.y1 < other.y0 for one, other in pairwise(shown))
 
 
 def stuck() -> xr.Dataset:
