@@ -1,8 +1,9 @@
-"""What every configuration is: frozen, its keys known, its numbers finite and no booleans."""
+"""What every configuration is: frozen, its keys known and given once, its numbers finite."""
 
 from typing import Any
 
 import pydantic
+import yaml
 
 
 class Config(pydantic.BaseModel):
@@ -23,3 +24,15 @@ def _has_boolean(given: Any) -> bool:
     if isinstance(given, (list, tuple)):
         return any(_has_boolean(item) for item in given)
     return isinstance(given, bool)
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, and not the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping, once it is known that no key comes twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"{', '.join(twice)} given twice{node.start_mark}")
+        return super().construct_mapping(node, deep)

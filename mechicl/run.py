@@ -78,8 +78,7 @@ def train(
         Those of `mechicl.training.loop.train`: `device`, `resume`, `overwrite`, `compile`,
         `on_progress`, `notify`.
     """
-    if options.get("device", "auto") not in DEVICES:
-        raise InputError(f"device is one of {', '.join(DEVICES)}; given {options['device']!r}")
+    require_device(options.get("device", "auto"))
     chosen = load_recipe(recipe, overrides, scale=scale)
     run_dir = run_directory(chosen, out)
 
@@ -521,6 +520,12 @@ def named_runs(
 
 def _comparative() -> list[str]:
     return [name for name in analyses.names() if analyses.get(name).comparative]
+
+
+def require_device(device: str) -> None:
+    """Raise InputError for what is the name of no device."""
+    if device not in DEVICES:
+        raise InputError(f"device is one of {', '.join(DEVICES)}; given {device!r}")
 
 
 def _integers(name: str, given: Any) -> list[int]:

@@ -163,7 +163,6 @@ class Probe:
     compute: Callable[..., xr.Dataset]
     needs: Mapping[str, Var]
     gives: Mapping[str, Var]
-    wants: Mapping[str, Var]
     statement: str | None
     undefined: tuple[str, ...]
     headline: tuple[str, ...]
@@ -171,7 +170,8 @@ class Probe:
     references: tuple[str, ...]
     forward: bool
     by_step: bool
-    comparative: bool
+    wants: Mapping[str, Var] = field(default_factory=dict)
+    comparative: bool = False
 
     @property
     def summary(self) -> str:

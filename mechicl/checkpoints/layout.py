@@ -54,13 +54,20 @@ RESERVED_ATTRS = ("schema_version", "mechicl_version", "n_saved", "n_planned", "
 INDECISIVE = frozenset({"name", "description"})
 """Settings of a recipe that decide no number."""
 
+LATER = {"training_set": None, "dropout_on": "every_batch"}
+"""Settings that recipes had not from the first, with the values at which they change nothing."""
+
 _FLOAT = 4
 _CHECKSUM = 4
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Hash a recipe as it is written down, so that a later default does not change it."""
-    decisive = {key: value for key, value in settings.items() if key not in INDECISIVE}
+    """Hash what decides the numbers, the same whether or not later settings are written down."""
+    decisive = {
+        key: value
+        for key, value in settings.items()
+        if key not in INDECISIVE and not (key in LATER and value == LATER[key])
+    }
     return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import yaml
 
-from mechicl.config import Config
+from mechicl.config import Config, UniqueKeys
 from mechicl.errors import InputError, invalid, unknown
 
 _PACKAGE = "mechicl.claims"
@@ -154,7 +154,7 @@ def load_claim(source: str | Path) -> Claim:
         name = str(source)
         text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     try:
-        settings = yaml.safe_load(text)
+        settings = yaml.load(text, UniqueKeys)
     except yaml.YAMLError as error:
         raise InputError(f"claim {name!r} is not YAML: {error}") from None
     if not isinstance(settings, dict):

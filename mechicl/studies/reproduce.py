@@ -17,7 +17,7 @@ from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 from mechicl.paths import local_directory
 from mechicl.results import write_aside
-from mechicl.run import Run, open_run, train
+from mechicl.run import Run, open_run, require_device, train
 from mechicl.studies import checks
 from mechicl.studies.checks import Measurement
 from mechicl.studies.claims import Claim, Verdict, chosen, load_claim, verdict, wilson
@@ -145,13 +145,14 @@ def reproduce(
     Raises
     ------
     InputError
-        Before anything is trained: an unknown claim, recipe, scale, check or setting, or two claims
-        of one id.
+        Before anything is trained: an unknown claim, device, recipe, scale, check or setting, or
+        two claims of one id.
     MechiclError
         Where `out` cannot be written, before anything is trained.
     DamagedRunError
         For a kept run that is damaged, or of another recipe; its message says what to remove.
     """
+    require_device(device)
     names = chosen([asked] if isinstance(asked, str) else list(asked))
     if not names:
         raise InputError("no claims were named; `all` takes every one")

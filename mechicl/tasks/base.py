@@ -155,7 +155,8 @@ class Task(Config, ABC):
         if nbytes > _LARGEST_SAMPLE:
             raise InputError(
                 f"a sample of {n} prompts takes {nbytes / 2**30:.0f} GiB, above the limit of "
-                f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer, or several parts (part=)"
+                f"{_LARGEST_SAMPLE / 2**30:.0f} GiB; take fewer (n, or n_prompts of "
+                "a probe), or several parts (part=)"
             )
         normals = torch.randn(n, self.n_normals, generator=generator("sample", seed, part))
         prompts = self.prompts(self.examples(normals))

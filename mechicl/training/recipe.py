@@ -12,7 +12,7 @@ import yaml
 from mechicl import models, tasks
 from mechicl.checkpoints import Schedule
 from mechicl.checkpoints.layout import INDECISIVE, settings_digest
-from mechicl.config import Config
+from mechicl.config import Config, UniqueKeys
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
 
 _PACKAGE = "mechicl.recipes"
@@ -282,17 +282,6 @@ def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe:
         raise DamagedRunError(f"{where} is not what was written: {fault}") from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error, and not the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"{', '.join(twice)} given twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
 def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Return the settings in a recipe's file, and those of each of its scales."""
     if not isinstance(source, (str, Path)):
@@ -307,7 +296,7 @@ def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
         name = by_canonical[canonical(str(source))]
         text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     try:
-        settings = yaml.load(text, _UniqueKeys)
+        settings = yaml.load(text, UniqueKeys)
     except yaml.YAMLError as error:
         raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
     if not isinstance(settings, dict):

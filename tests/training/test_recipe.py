@@ -6,7 +6,7 @@ import pytest
 
 from mechicl.errors import InputError
 from mechicl.models.normalized_attention import NormalizedAttention
-from mechicl.training import load_recipe, recipe_names, stored_recipe
+from mechicl.training import load_recipe, recipe_names, settings_digest, stored_recipe
 from mechicl.training.recipe import OptimizerConfig, _full_key
 
 QUICK = "he2025-two-head-quick"
@@ -275,3 +275,18 @@ def test_overrides_leave_the_recipe_they_start_from() -> None:
     load_recipe(correlated, {"rho": 0.1, "model": {"name": "linear_attention"}})
     assert correlated.task.covariance.rho == 0.5
     assert correlated.model.name == "softmax_attention"
+
+
+def test_settings_that_came_later_leave_old_digests_alone() -> None:
+    """Runs made before a setting existed are found again, and open."""
+    recipe = load_recipe("he2025-two-head-quick")
+    before = {
+        key: value
+        for key, value in recipe.settings().items()
+        if key not in ("training_set", "dropout_on")
+    }
+    assert settings_digest(before) == recipe.digest
+    assert load_recipe(recipe, {"training_set": 500}).digest != recipe.digest
+    every = load_recipe(recipe, {"training_set": 500})
+    first = load_recipe(recipe, {"training_set": 500, "dropout_on": "first_batch"})
+    assert first.digest != every.digest

@@ -12,6 +12,7 @@ from mechicl.errors import InputError, invalid
 from mechicl.registry import Registry
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray as xr
 
     from mechicl.run import Run
@@ -28,6 +29,8 @@ _MODULES = {
         "single_head_optimum",
     ),
     "probes": ("probe_holds", "probe_value"),
+    "yuksel2026_runs": ("attention_stages", "dips_in_order", "stages_along"),
+    "yuksel2026_theory": ("factorization_stages",),
 }
 _REGISTRY: "Registry[Check]" = Registry(
     "check",
@@ -135,6 +138,31 @@ def check(compute: Callable[..., Outcome]) -> Check:
     parameters = pydantic.create_model(f"{compute.__name__}_parameters", __base__=Config, **fields)
     record = Check(compute.__name__, compute, parameters)
     return _REGISTRY.add(record.name, record, owner=compute.__module__)
+
+
+def curves(
+    curves: "Mapping[str, np.ndarray]",
+    x: "np.ndarray",
+    title: str,
+    x_label: str,
+    y_label: str,
+    **scales: str,
+) -> "xr.Dataset":
+    """Return what `mechicl.plots.curves` draws: curves by name over `x`."""
+    import numpy as np
+    import xarray as xr
+
+    return xr.Dataset(
+        {"y": (("curve", "x"), np.stack(list(curves.values())))},
+        coords={"curve": list(curves), "x": x},
+        attrs={
+            "figure": "curves",
+            "title": title,
+            "x_label": x_label,
+            "y_label": y_label,
+            **scales,
+        },
+    )
 
 
 def get(name: str) -> Check:

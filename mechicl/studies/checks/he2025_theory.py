@@ -1,14 +1,12 @@
 """Checks of he2025 that need closed forms and simulations, and at most a figure from a run."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pydantic
-import xarray as xr
 from jaxtyping import Float
 
-from mechicl.studies.checks.base import Measurement, Outcome, check
+from mechicl.studies.checks.base import Measurement, Outcome, check, curves
 from mechicl.studies.checks.he2025_runs import out_of_pattern
 from mechicl.studies.checks.probes import labelled, last
 from mechicl.theory import (
@@ -21,6 +19,10 @@ from mechicl.theory import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import xarray as xr
+
     from mechicl.run import Run
 
 
@@ -108,7 +110,7 @@ def descent_stages(
         measurements += _stages(f"H={n_heads}", omega, mu, steps, ratio[-1], both, within)
         if shown is None:
             drawn = [*np.flatnonzero(both)[:5], *np.flatnonzero(~both)[:2]]
-            shown = _curves(
+            shown = curves(
                 {
                     f"start {index}, {'both signs' if both[index] else 'one sign'}": ratio[
                         1:, index
@@ -188,7 +190,7 @@ def debiased_limit(
         Measurement(f"slope, {name}", _slope(scales, np.array(rms))) for name, rms in far.items()
     ]
     measurements.append(Measurement("share within the bound", float(np.mean(inside))))
-    shown = _curves(
+    shown = curves(
         {name: np.array(rms) for name, rms in far.items()},
         scales,
         "Distance of a pair of heads from debiased gradient descent",
@@ -246,7 +248,7 @@ def limiting_ratio(
         Measurement("bound there", float(bayes.risk_ratio_bound(0.125, noise_variance=0.1))),
     )
     axis = np.geomspace(0.01, 10, grid)
-    shown = _curves(
+    shown = curves(
         {
             f"{what}, σ² = {value:g}": function(axis, noise_variance=value)
             for value in (0.1, 1.0)
@@ -300,7 +302,7 @@ def linear_as_softmax(
         Measurement("slope", _slope(scales, np.array(far["to (5.2)"]))),
         Measurement("slope, term left out", _slope(scales, np.array(far["to linear attention"]))),
     )
-    shown = _curves(
+    shown = curves(
         {name: np.array(rms) for name, rms in far.items()},
         scales,
         "Distance of 2H softmax heads from H linear heads",
@@ -431,24 +433,3 @@ def _bayes_risks(
         values = np.linalg.eigvalsh(x.T @ x)
         risks[index] = variance * (1 + (1 / (values + d * variance)).sum())
     return risks
-
-
-def _curves(
-    curves: Mapping[str, np.ndarray],
-    x: np.ndarray,
-    title: str,
-    x_label: str,
-    y_label: str,
-    **scales: str,
-) -> xr.Dataset:
-    return xr.Dataset(
-        {"y": (("curve", "x"), np.stack(list(curves.values())))},
-        coords={"curve": list(curves), "x": x},
-        attrs={
-            "figure": "curves",
-            "title": title,
-            "x_label": x_label,
-            "y_label": y_label,
-            **scales,
-        },
-    )
