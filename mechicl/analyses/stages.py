@@ -3,17 +3,15 @@
 Plain NumPy: `mechicl.analyses.learning_stages` and `context_kl` apply these to runs.
 """
 
+from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import chdtri
 
 from mechicl.errors import InputError
-
-if TYPE_CHECKING:
-    from ruptures.costs import CostLinear
 
 Steps = Float[np.ndarray, " step"]
 
@@ -202,6 +200,10 @@ def transitions(
     and 1.96 standard errors of the height of half the way, over the slope. On ramps in independent
     noise of up to a tenth of their height the truth is in between in 95 of 100.
 
+    Noise counts as independent from point to point: then one constant curve in a hundred has a
+    transition. Where it wanders, as losses late in training do, only `least_change` keeps it out,
+    so that a curve that does nothing else may have some.
+
     Parameters
     ----------
     steps, curve
@@ -226,11 +228,11 @@ def transitions(
             f"the curve has {(~np.isfinite(curve)).sum()} values that are not finite; accepted: "
             "finite ones; leave out a run that diverged"
         )
-    if len(curve) < 2 * _SHORTEST or np.ptp(curve) == 0:
+    if len(curve) < 2 * _SHORTEST or np.ptp(curve) <= 1e-12 * np.abs(curve).max():
         return []
     x = np.log1p(steps - steps[0])
     # A curve is as large as its range here: rounding must not look like a piece.
-    cost, breaks, variance = _pieces(x, (curve - curve.mean()) / np.ptp(curve))
+    costs, breaks, variance = _pieces(x, (curve - curve.mean()) / np.ptp(curve))
     fit = _fitted(x, curve, breaks)
     allowed = chdtri(1, 1 - _CONFIDENCE) * variance
     found = []
@@ -239,7 +241,7 @@ def transitions(
             continue
         change = float(fit[last] - fit[first])
         at = _half(fit[first : last + 1]) + first
-        (early, late), ends = _shifts(cost, breaks, first, last, allowed)
+        (early, late), ends = _shifts(costs, breaks, first, last, allowed)
         where = np.interp([at, at + early - 0.5, at + late + 0.5], np.arange(len(x)), x)
         # Of the level in the middle, and of the levels of the ends of the plateaus, in x.
         level = 1 / (last - first + 1) + 1 / ends[0] + 1 / ends[1]
@@ -251,26 +253,70 @@ def transitions(
     return found
 
 
-def _pieces(x: np.ndarray, curve: np.ndarray) -> "tuple[CostLinear, list[int], float]":
-    """Return the cost of pieces, the breaks between the best ones, and the variance of noise.
+def _pieces(x: np.ndarray, curve: np.ndarray) -> tuple[np.ndarray, list[int], float]:
+    """Return the costs of pieces, the breaks between the best ones, and the variance of noise.
 
     Breaks are indices of first points of pieces, with the number of points as the last.
     """
-    # They take a second.
-    from ruptures import Pelt
-    from ruptures.costs import CostLinear
+    from ruptures import Pelt  # takes a second
 
     left, right = np.diff(x)[:-1], np.diff(x)[1:]
     share = right / (left + right)
     bends = curve[1:-1] - share * curve[:-2] - (1 - share) * curve[2:]
     sizes = np.abs(bends) / np.sqrt(1 + share**2 + (1 - share) ** 2)
     noise = max(float(np.median(sizes)) / 0.6745, _FINEST)
-    cost = CostLinear()
-    search = Pelt(custom_cost=cost, min_size=_SHORTEST, jump=1)
-    search.fit(np.column_stack([curve, np.ones_like(x), x]))
+    costs = _costs(x, curve)
+    search = Pelt(custom_cost=_table_cost()(costs), min_size=_SHORTEST, jump=1).fit(curve)
     breaks = search.predict(pen=_PENALTY * noise**2 * np.log(len(x)))
-    left_over = cost.sum_of_costs(breaks) / max(len(x) - 3 * len(breaks) + 1, 1)
-    return cost, breaks, max(noise**2, float(left_over))
+    left_over = _total(costs, [0, *breaks]) / max(len(x) - 3 * len(breaks) + 1, 1)
+    return costs, breaks, max(noise**2, left_over)
+
+
+@cache
+def _table_cost() -> type:
+    """Return a cost of ruptures that looks pieces up: its own `CostLinear` solves each anew."""
+    from ruptures.base import BaseCost
+
+    class TableCost(BaseCost):
+        min_size = _SHORTEST
+
+        @property
+        def model(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            """What ruptures knows it by."""
+            return "table"
+
+        def __init__(self, table: np.ndarray) -> None:
+            self.table = table
+
+        def fit(self, signal: np.ndarray) -> "TableCost":  # pyright: ignore[reportIncompatibleMethodOverride]
+            """Take the signal, of which ruptures reads the length."""
+            self.signal = signal
+            return self
+
+        def error(self, start: int, end: int) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
+            """Return the cost of points `start` to `end` − 1."""
+            return self.table[start, end]
+
+    return TableCost
+
+
+def _costs(
+    x: Float[np.ndarray, " step"], curve: Float[np.ndarray, " step"]
+) -> Float[np.ndarray, "start end"]:
+    """Return the squared residuals of the line through points `start` to `end` − 1, all pairs."""
+    x, y = x - x.mean(), curve - curve.mean()
+    terms = np.stack([np.ones_like(x), x, x * x, y, x * y, y * y])
+    sums = np.pad(terms.cumsum(1), ((0, 0), (1, 0)))
+    n, x1, x2, y1, xy, y2 = sums[:, None, :] - sums[:, :, None]
+    n = np.maximum(n, 1)
+    spread = x2 - x1 * x1 / n
+    # Pieces of one point have no slope, and no residual.
+    slope = (xy - x1 * y1 / n) / np.where(spread > 0, spread, np.inf)
+    return np.maximum(y2 - y1 * y1 / n - slope**2 * spread, 0.0)
+
+
+def _total(costs: np.ndarray, ends: list[int]) -> float:
+    return float(sum(costs[start, end] for start, end in pairwise(ends)))
 
 
 def _fitted(x: np.ndarray, curve: np.ndarray, breaks: list[int]) -> np.ndarray:
@@ -308,7 +354,7 @@ def _half(fit: np.ndarray) -> float:
 
 
 def _shifts(
-    cost: "CostLinear", breaks: list[int], first: int, last: int, allowed: float
+    costs: np.ndarray, breaks: list[int], first: int, last: int, allowed: float
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return how far the breaks of a stretch may move together, and the points on either side."""
     moved = [each for each in breaks[:-1] if first <= each <= last + 1]
@@ -316,8 +362,7 @@ def _shifts(
     after = min(each for each in breaks if each > moved[-1])
 
     def total(shift: int) -> float:
-        ends = [before, *(each + shift for each in moved), after]
-        return sum(cost.error(a, b) for a, b in pairwise(ends))
+        return _total(costs, [before, *(each + shift for each in moved), after])
 
     shifts = range(before + _SHORTEST - moved[0], after - _SHORTEST - moved[-1] + 1)
     best = total(0)

@@ -69,7 +69,7 @@ def _over_training(axes: Axes, values: xr.DataArray, errors: xr.DataArray) -> No
     for number, seed in enumerate(values["seed"].values):
         axes.errorbar(
             steps,
-            values.isel(seed=number),
+            values.isel(seed=number).values,
             2 * errors.isel(seed=number).values,
             label=f"seed {seed}",
             color=style.colour(number),
