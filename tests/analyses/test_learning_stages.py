@@ -177,6 +177,11 @@ def test_transitions_of_a_long_run():
     loss = of("loss")
     assert loss.sizes["transition"] == 2 and (loss["change"] < 0).all()
     assert 15 < loss["transition_step"][0] < 45 and 350 < loss["transition_step"][1] < 800
+    # The second is the way of the root of the divergence from the plateau to the end.
+    kl = result["kl"].isel(seed=0, reference=-1)
+    plateau, end = kl.sel(step=150, method="nearest").item(), kl[-1].item()
+    assert loss["change"][1].item() == pytest.approx(end**0.5 - plateau**0.5, rel=0.15)
+    assert abs(end - plateau) < 0.7 * abs(end**0.5 - plateau**0.5)
     # The model comes near blocks_1, and leaves it: a dip.
     kl = of("KL(blocks_1||model)")
     assert kl["change"].values[0] < 0 < kl["change"].values[-1]

@@ -11,6 +11,7 @@ from mechicl.analyses.probe import since
 from mechicl.analyses.stages import (
     Fall,
     _costs,
+    _shifts,
     count_stages,
     dip_or_fall,
     first_for_good,
@@ -313,6 +314,23 @@ def test_the_interval_against_every_break_of_a_step():
     # What the levels add is less than a distance between points.
     assert X[min(able) - 2] < np.log1p(found.low) <= X[min(able) - 1]
     assert X[max(able)] <= np.log1p(found.high) < X[min(max(able) + 1, len(X) - 1)]
+
+
+def test_all_breaks_of_a_stretch_move_together():
+    """By numpy alone, on a ramp between plateaus, found without the jumps where pieces meet."""
+    curve, n = ramp(4.5, 1.0) + noise(0.08, 11), len(X)
+    begin, end = int((X < 4.0).sum()), int((X < 5.0).sum())
+
+    def left_over(shift: int) -> float:
+        ends = [0, begin + shift, end + shift, n]
+        parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+        return sum(np.polyfit(X[p], curve[p], 1, full=True)[1].sum() for p in parts)
+
+    allowed = 0.3
+    able = [s for s in range(3 - begin, n - 2 - end) if left_over(s) - left_over(0) <= allowed]
+    shifts, ends = _shifts(_costs(X, curve), [begin, end, n], begin, end - 1, allowed)
+    assert shifts == (min(able), max(able)) and shifts[0] < 0 < shifts[1]
+    assert ends == (begin, n - end)
 
 
 def test_costs_are_those_of_ruptures():
