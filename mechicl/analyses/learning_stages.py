@@ -124,9 +124,10 @@ def learning_stages(
 
     When it misleads: times are as fine as the steps evaluated. A head that attends to a block
     without using it counts once the model fits by other heads, and heads that cannot be told apart
-    by blocks, such as two on parts of one, overlap; a head whose values are 0 is a head. In deeper
-    layers the residual stream at a lag holds more than its token. A run that is cut before the
-    last plateau has no transition there, and may have entered what it would have left.
+    by blocks, such as two on parts of one, overlap; a head whose values are 0 is a head. A model
+    whose context ends with block 1 has all of its mass there from the start, and enters nothing. In
+    deeper layers the residual stream at a lag holds more than its token. A run that is cut before
+    the last plateau has no transition there, and may have entered what it would have left.
 
     Undefined: weights that are not finite; predictions that are not finite; a step after which
     either comes (stages are of whole runs: such a seed has none, and `holds` and `phase` are NaN at
