@@ -197,7 +197,7 @@ class Decoder(TokenModel):
         }
         scale = self.d_head**-0.5 if self.score_scale is None else self.score_scale
         embedding = parameters["W_E"]
-        stream = _times(one_hot(tokens, task).to(embedding.dtype), embedding)
+        stream = _times(one_hot(tokens, task.d_vocab, embedding.dtype), embedding)
         stream = stream + parameters["W_pos"][..., None, :, :]
         patterns, at = [], 0
         for layer, n_computed in enumerate(self._computed(task)):

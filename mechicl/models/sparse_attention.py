@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import pydantic
 
 from mechicl.models.base import of_kind, register
-from mechicl.models.tokens import TokenModel, masked_softmax, one_hot
+from mechicl.models.tokens import TokenModel, look_up, one_hot, unseen
 from mechicl.schema import Var
 from mechicl.tasks import Task, TokenTask
 
@@ -106,27 +106,20 @@ class SparseAttention(TokenModel):
         tokens: "Int[Tensor, '... sequence read']",
         kept: "Float[Tensor, '... sequence n_kept'] | None" = None,
     ) -> "Float[Tensor, '*models sequence scored d_vocab']":
-        """Pool one-hot tokens, and positions, by head; then map what was pooled."""
-        import torch
-
+        """Sum over heads and positions what OV makes of each entry, weighted by attention."""
         del kept
         ov = self._heads(parameters["OV"]) / task.temperature  # (*models, head, d_out, d_in)
         d = task.d_vocab
-        read = one_hot(tokens, task).to(ov.dtype)  # (..., sequence, read, d)
-        pattern = self._pattern(task, self._heads(parameters["KQ"]), tokens)
-        if self.reads_tokens:
-            pooled = pattern.flatten(-3, -2) @ read  # (*models, sequence, head scored, d)
-            pooled = pooled.unflatten(-2, (self.n_heads, -1))
-            if self.positional_values:
-                pooled = torch.cat([pooled, pattern], -1)
-            return _mapped(pooled.movedim(-3, -2), ov)
-        # One pattern for all sequences: one product over all of them.
-        pooled = pattern.flatten(-3, -2) @ read.movedim(-2, -3).flatten(-2)
-        pooled = pooled.unflatten(-1, (-1, d)).unflatten(-3, (self.n_heads, -1))
-        logits = _mapped(pooled.movedim(-2, -4).movedim(-3, -2), ov[..., :d])
+        pattern = self._pattern(task, self._heads(parameters["KQ"]), tokens).flatten(-2)
+        values = look_up(_table(ov[..., :d].mT), tokens)  # (*models, sequence, read, head, d_out)
         if self.positional_values:
-            logits = logits + (pattern @ ov[..., d:].mT).sum(-3)[..., None, :, :]
-        return logits
+            values = values + _table(ov[..., d:].mT)[..., None, :, :, :]
+        if self.reads_tokens:
+            return pattern @ values.movedim(-2, -3).flatten(-3, -2)
+        # One pattern for all sequences: one product over all of them.
+        values = values.movedim(-4, -2).movedim(-4, -3).flatten(-4, -3)
+        logits = pattern @ values.flatten(-2)  # (*models, scored, sequence d_out)
+        return logits.unflatten(-1, (-1, d)).movedim(-2, -3)
 
     def patterns(
         self,
@@ -136,12 +129,11 @@ class SparseAttention(TokenModel):
     ) -> "Float[Tensor, '*models layer head sequence scored read']":
         """Return the patterns of its one layer, those of positions repeated for every sequence."""
         pattern = self._pattern(task, self._heads(parameters["KQ"]), tokens)
-        if self.reads_tokens:
-            pattern = pattern.movedim(-4, -3)
-        else:
+        pattern = pattern.movedim(-2, 0)  # (head, *models, ..., scored, read)
+        if not self.reads_tokens:
             shape = (*pattern.shape[:-2], tokens.shape[-2], *pattern.shape[-2:])
             pattern = pattern[..., None, :, :].expand(shape)
-        return pattern[..., None, :, :, :, :]
+        return pattern.movedim(0, -4)[..., None, :, :, :, :]
 
     def _heads(
         self, circuit: "Float[Tensor, '*models layer head rows columns']"
@@ -157,23 +149,23 @@ class SparseAttention(TokenModel):
         task: TokenTask,
         kq: "Float[Tensor, '*models head d_key d_query']",
         tokens: "Int[Tensor, '... sequence read']",
-    ) -> "Float[Tensor, '*models ... head scored read']":
-        """Attention weights; with an axis `sequence` before `head` where KQ reads tokens."""
-        n_read, n_scored = self.n_read(task), self.n_scored(task)
-        kq = kq * self.scale(task)
+    ) -> "Float[Tensor, '*models ... scored head read']":
+        """Attention weights; with an axis `sequence` before `scored` where KQ reads tokens."""
+        n_read, n_scored, d = self.n_read(task), self.n_scored(task), task.d_vocab
+        future = unseen(n_read, n_scored, kq)
+        asked = (kq * self.scale(task)).mT  # (*models, head, d_query, d_key)
+        first = n_read - n_scored
         if not self.reads_tokens:
-            return masked_softmax(kq[..., n_read - n_scored :].mT)
-        d = task.d_vocab
-        keys = one_hot(tokens, task).to(kq.dtype)  # (..., sequence, read, d)
-        queries = keys[..., n_read - n_scored :, :]
-        # What every query asks of every entry of a key: its token's part and its position's.
-        asked = queries.flatten(-3, -2) @ kq[..., :d].movedim(-1, -3).flatten(-2)
-        asked = asked.unflatten(-1, (self.n_heads, -1)).unflatten(-3, (-1, n_scored))
-        asked = asked + kq[..., d + n_read - n_scored :].movedim(-1, -3)[..., None, :, :, :]
-        asked = asked.movedim(-2, -3)  # (*models, sequence, head, scored, d_key)
-        by_token = asked[..., :d].flatten(-3, -2) @ keys.mT
-        scores = by_token.unflatten(-2, (self.n_heads, -1)) + asked[..., d:]
-        return masked_softmax(scores)
+            return (asked[..., first:, :] + future).softmax(-1).movedim(-2, -3)
+        # What every query asks of tokens and of positions: its token's part and its position's.
+        queries, position = tokens[..., first:], asked[..., d + first :, :]
+        of_tokens = look_up(_table(asked[..., :d, :d]), queries)
+        of_tokens = of_tokens + _table(position[..., :d])[..., None, :, :, :]
+        of_positions = look_up(_table(asked[..., :d, d:]), queries)
+        of_positions = of_positions + _table(position[..., d:] + future)[..., None, :, :, :]
+        keys = one_hot(tokens, d, kq.dtype)
+        scores = (of_tokens.flatten(-3, -2) @ keys.mT).unflatten(-2, (n_scored, -1))
+        return (scores + of_positions).softmax(-1)
 
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return it as a HookedTransformer; see `mechicl.models.hooked_tokens`.
@@ -185,11 +177,11 @@ class SparseAttention(TokenModel):
         return sparse_attention(self, of_kind(self, task, TokenTask), parameters)
 
 
-def _mapped(
-    pooled: "Float[Tensor, '*models sequence scored head d_in']",
-    ov: "Float[Tensor, '*models head d_out d_in']",
-) -> "Float[Tensor, '*models sequence scored d_out']":
-    """Sum over heads what OV makes of what each has pooled, in one product."""
-    stacked = ov.mT.flatten(-3, -2)  # (*models, head d_in, d_out)
-    flat = pooled.flatten(-2).flatten(-3, -2) @ stacked
-    return flat.unflatten(-2, (-1, pooled.shape[-3]))
+def _table(
+    circuit: "Float[Tensor, '*models head rows columns']",
+) -> "Float[Tensor, '*models rows head columns']":
+    """Put the rows of all heads for one token, or position, beside each other."""
+    import torch
+
+    # A concatenation is compiled into a table of its own, not into each reading of it.
+    return torch.stack(circuit.unbind(-3), -2)

@@ -1,4 +1,4 @@
-"""What models of token sequences share: context windows, one-hot tokens, patterns by lag."""
+"""What models of token sequences share: context windows, look-ups, patterns by lag."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,8 @@ from mechicl.tasks import Task, TokenTask
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jaxtyping import Bool, Float, Int
+    import torch
+    from jaxtyping import Float, Int
     from torch import Tensor
 
 
@@ -142,32 +143,61 @@ def _by_prompt(values: "Tensor", task: TokenTask, axis: int) -> "Tensor":
     return values.reshape(shape)
 
 
-def one_hot(tokens: "Int[Tensor, '*batch']", task: TokenTask) -> "Float[Tensor, '*batch d_vocab']":
-    """Return tokens as vectors.
+def one_hot(
+    tokens: "Int[Tensor, '*batch']", n: int, dtype: "torch.dtype"
+) -> "Float[Tensor, '*batch n']":
+    """Return tokens as vectors of n entries."""
+    import torch
 
-    With vocabularies this small a product with them is faster than looking rows up: its gradient
-    is a product too, where that of a look-up adds numbers one by one.
+    return (tokens[..., None] == torch.arange(n, device=tokens.device)).to(dtype)
+
+
+def look_up(
+    table: "Float[Tensor, '*models d_vocab head columns']",
+    tokens: "Int[Tensor, '... sequence position']",
+) -> "Float[Tensor, '*models sequence position head columns']":
+    """Return the rows of every token, each model's from its own table."""
+    import torch
+
+    if tokens.device.type != "cpu":
+        # A GPU adds up the gradient of a look-up in no fixed order, and that of a product in one.
+        return by_product(table, tokens)
+    models, d = table.shape[:-3], table.shape[-3]
+    if models:
+        first = d * torch.arange(models.numel())
+        tokens = tokens + first.reshape(*models, 1, 1)
+    return table.reshape(-1, *table.shape[-2:])[tokens]
+
+
+def by_product(
+    table: "Float[Tensor, '*models d_vocab head columns']",
+    tokens: "Int[Tensor, '... sequence position']",
+) -> "Float[Tensor, '*models sequence position head columns']":
+    """Look rows up as a product with one-hot tokens."""
+    vectors = one_hot(tokens, table.shape[-3], table.dtype)
+    flat = vectors.flatten(-3, -2) @ table.flatten(-2)
+    return flat.reshape(*flat.shape[:-2], *tokens.shape[-2:], *table.shape[-2:])
+
+
+def unseen(
+    n_read: int, n_scored: int, values: "Float[Tensor, '...']"
+) -> "Float[Tensor, 'scored read']":
+    """Return what hides later positions from the last `n_scored` of `n_read`, added to scores.
+
+    0, or the least number of the type of `values`: finite, so that no gradient of it is NaN.
     """
     import torch
 
-    ids = torch.arange(task.d_vocab, device=tokens.device)
-    return (tokens[..., None] == ids).to(torch.get_default_dtype())
-
-
-def causal(n_read: int, n_scored: int) -> "Bool[Tensor, 'scored read']":
-    """Return which positions the last `n_scored` of `n_read` may attend to: up to themselves."""
-    import torch
-
-    return torch.ones(n_scored, n_read, dtype=torch.bool).tril(n_read - n_scored)
+    later = torch.ones(n_scored, n_read, dtype=torch.bool, device=values.device)
+    later = later.triu(n_read - n_scored + 1)
+    return torch.zeros_like(later, dtype=values.dtype).masked_fill(
+        later, torch.finfo(values.dtype).min
+    )
 
 
 def masked_softmax(
     scores: "Float[Tensor, '*batch scored read']",
 ) -> "Float[Tensor, '*batch scored read']":
     """Softmax over the positions that each of the last ones may attend to."""
-    import torch
-
     n_scored, n_read = scores.shape[-2:]
-    future = ~causal(n_read, n_scored).to(scores.device)
-    # A finite number, so that the gradient of a masked score is 0 and not NaN.
-    return scores.masked_fill(future, torch.finfo(scores.dtype).min).softmax(-1)
+    return (scores + unseen(n_read, n_scored, scores)).softmax(-1)

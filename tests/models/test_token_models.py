@@ -1,5 +1,6 @@
 """sparse_attention and decoder: two equal forward passes, windows, lags, dropout."""
 
+from collections.abc import Callable
 from contextlib import closing
 from itertools import product
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from mechicl.errors import InputError
 from mechicl.models.decoder import Decoder
 from mechicl.models.sparse_attention import SparseAttention
-from mechicl.models.tokens import TokenModel
+from mechicl.models.tokens import TokenModel, by_product, look_up, unseen
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.training import load_recipe
@@ -163,6 +164,75 @@ def test_the_construction_of_section_2_3_is_the_generator() -> None:
         errors.append(float((logits.log_softmax(-1) - expected).abs().max()))
     assert errors[0] > 0.1 > 0.03 > errors[1] > errors[2]
     assert errors[2] < 1e-5
+
+
+def by_definition(model: SparseAttention, weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+    """Compute what the docstring of SparseAttention says, dense, every position at once."""
+    n = TASK.n_positions
+    words = torch.nn.functional.one_hot(inputs, TASK.d).double()
+    places = torch.eye(n, dtype=torch.float64).expand(len(inputs), n, n)
+    both = torch.cat([words, places], -1)
+    read = both if model.scores == "tokens_and_positions" else places
+    seen = both if model.positional_values else words
+    logits = torch.zeros(len(inputs), n, TASK.d, dtype=torch.float64)
+    for kq, ov in zip(weights["KQ"][0], weights["OV"][0], strict=True):
+        scores = torch.einsum("bqj,ij,bki->bqk", read, kq, read) / read.shape[-1] ** 0.5
+        hidden = torch.ones(n, n, dtype=torch.bool).triu(1)
+        pattern = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        logits = logits + torch.einsum("bqk,bki,oi->bqo", pattern, seen, ov)
+    return logits[:, TASK.order - 1 :] / TASK.temperature
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("scores", ["positions", "tokens_and_positions"])
+def test_gradients_of_stacked_models_are_those_of_the_definition(scores: str, values: bool) -> None:
+    """Each model's from its own prompts: nothing is added to another's rows."""
+    model = SparseAttention(scores=scores, positional_values=values)
+    stacked, inputs = parameters(model, 3), torch.stack([tokens(seed=n) for n in range(3)])
+    targets = torch.randint(TASK.d, (3, 6, 4), generator=torch.Generator().manual_seed(1))
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        return TASK.loss(model.predict(TASK, weights, inputs), targets).sum()
+
+    def defined(weights: dict[str, Tensor], index: int) -> Tensor:
+        return TASK.loss(by_definition(model, weights, inputs[index]), targets[index]).sum()
+
+    found = torch.func.grad(loss)(stacked)
+    for index in range(3):
+        expected = torch.func.grad(defined)(one(stacked, index), index)
+        other = torch.func.grad(defined)(one(stacked, index), (index + 1) % 3)
+        for name in ("KQ", "OV"):
+            torch.testing.assert_close(found[name][index], expected[name], atol=1e-12, rtol=1e-9)
+            assert not torch.allclose(found[name][index], other[name])
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("function", [look_up, by_product])
+def test_rows_are_looked_up_in_each_models_own_table(
+    function: Callable[[Tensor, Tensor], Tensor], lead: tuple[int, ...]
+) -> None:
+    """On shared tokens and on tokens of their own; `by_product` is what a GPU does."""
+    stream = torch.Generator().manual_seed(0)
+    table = torch.randn(*lead, 5, 3, 7, generator=stream)
+    for own in {(), lead}:
+        ids = torch.randint(5, (*own, 6, 4), generator=stream)
+        rows = function(table, ids)
+        assert rows.shape == (*lead, 6, 4, 3, 7)
+        for at in np.ndindex(*lead, 6, 4):
+            model, place = at[: len(lead)], at[len(lead) :]
+            assert torch.equal(rows[at], table[model][ids[model if own else ()][place]])
+
+
+def test_what_hides_later_positions_leaves_exact_zeros() -> None:
+    scores = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    pattern = (3 * scores + unseen(5, 3, scores)).softmax(-1)
+    later = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], dtype=torch.bool)
+    assert not pattern[later].any()
+    assert pattern[~later].all()
+    (gradient,) = torch.autograd.grad(pattern.square().sum(), scores)
+    assert torch.isfinite(gradient).all()
+    assert not gradient[later].any()
+    assert gradient[~later].any()
 
 
 def test_untrained_models_are_what_is_said_of_them() -> None:
