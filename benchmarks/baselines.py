@@ -148,11 +148,40 @@ def draw_chain(task: MarkovChain, batch_size: int) -> Tensor:
     return tokens
 
 
+class PlainDecoder(nn.Module):
+    """yuksel2026's decoder of one block: `nn.TransformerEncoderLayer` with a causal mask."""
+
+    def __init__(self, task: MarkovChain, n_heads: int, d_head: int, d_mlp: int) -> None:
+        super().__init__()
+        width = n_heads * d_head
+        self.words = nn.Embedding(task.d, width)
+        self.places = nn.Parameter(torch.randn(task.n_positions, width) / width**0.5)
+        self.block = nn.TransformerEncoderLayer(width, n_heads, d_mlp, dropout=0, batch_first=True)
+        self.unembed = nn.Linear(width, task.d)
+        mask = nn.Transformer.generate_square_subsequent_mask(task.n_positions)
+        self.register_buffer("future", mask)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (batch, pos, d) of token ids (batch, pos)."""
+        stream = self.words(tokens) + self.places
+        return self.unembed(self.block(stream, self.future, is_causal=True))
+
+
 def plain_chain_loop(
     task: MarkovChain, n_heads: int, batch_size: int, init_scale: float
 ) -> Iterator[float]:
     """Train the minimal model with autograd and `torch.optim.AdamW`, on fresh sequences."""
-    model = PlainSparseAttention(task, n_heads, init_scale)
+    return _train_on_chains(task, PlainSparseAttention(task, n_heads, init_scale), batch_size)
+
+
+def plain_decoder_loop(
+    task: MarkovChain, n_heads: int, d_head: int, d_mlp: int, batch_size: int
+) -> Iterator[float]:
+    """Train the decoder likewise."""
+    return _train_on_chains(task, PlainDecoder(task, n_heads, d_head, d_mlp), batch_size)
+
+
+def _train_on_chains(task: MarkovChain, model: nn.Module, batch_size: int) -> Iterator[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.01)
     while True:
         tokens = draw_chain(task, batch_size)
