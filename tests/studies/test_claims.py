@@ -71,8 +71,15 @@ def test_every_check_has_a_claim_that_uses_it() -> None:
     assert set(checks.names()) == used
 
 
+def test_all_claims_of_yuksel2026_are_here() -> None:
+    names = ("context_kl", "dataset_size", "gradient_flow", "importance", "init_scale", "stages")
+    assert chosen(["yuksel2026"]) == [f"yuksel2026.{name}" for name in names]
+
+
 def test_claims_about_seeds_have_sixteen() -> None:
     counted = 0
+    minimal = load_claim("yuksel2026.stages").runs["minimal"]
+    assert len(load_recipe(minimal.recipe, dict(minimal.set)).seeds) == 16
     for name in ("he2025.circuits", "he2025.signs", "he2025.heads"):
         for needed in load_claim(name).runs.values():
             assert len(load_recipe(needed.recipe).seeds) >= 16

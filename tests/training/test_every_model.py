@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mechicl import models, tasks
+from mechicl.models.tokens import TokenModel
 from mechicl.run import open_run
 from mechicl.training.batches import draw_from
 from mechicl.training.loop import Progress, train
@@ -18,6 +19,7 @@ TASKS = {
     "kms": {"name": "linear_regression", "d": 3, "covariance": {"rho": 0.5}},
     "rows": {"name": "linear_regression", "d": 2, "covariance": [[2, 0.3], [0.3, 1]]},
     "several": {"name": "multi_task_regression", "d": 3, "supports": [[0, 1], [2], [2, 1]]},
+    "chain": {"name": "markov_chain", "d": 4, "blocks": [1, 2], "n_predictions": 5},
 }
 MODELS = {
     "softmax": {"name": "softmax_attention"},
@@ -26,13 +28,18 @@ MODELS = {
     "affine": {"name": "normalized_attention", "activation": "affine", "coefficient": 0.1},
     "square": {"name": "normalized_attention", "activation": "square"},
     "one_plus_tanh": {"name": "normalized_attention", "activation": "one_plus_tanh"},
+    "sparse": {"name": "sparse_attention", "init_scale": 0.1},
+    "decoder": {"name": "decoder", "n_layers": 2, "d_head": 3, "d_mlp": 5, "dropout": 0.1},
+    "window": {"name": "decoder", "d_head": 3, "d_mlp": 5, "context": 2},
 }
+TOKENS = ("sparse", "decoder", "window")
+FIXED = {"training_set": 100, "dropout_on": "first_batch"}
 
 
 def recipe(on: str, name: str, **settings: object) -> Recipe:
     base = {
         "name": "tiny",
-        "task": TASKS[on] | {"n_context": 6},
+        "task": TASKS[on] | ({} if on == "chain" else {"n_context": 6}),
         "model": MODELS[name] | {"n_heads": 3},
         "optimizer": {"learning_rate": 0.02},
         "batch_size": 32,
@@ -50,8 +57,12 @@ def test_all_that_is_registered_is_trained_here() -> None:
 
 @pytest.mark.parametrize(
     ("on", "name"),
-    [*(("one", name) for name in MODELS), *((on, "softmax") for on in ("kms", "rows"))]
-    + [("several", name) for name in ("softmax", "linear", "one_plus_tanh")],
+    [
+        *(("one", name) for name in MODELS if name not in TOKENS),
+        *((on, "softmax") for on in ("kms", "rows")),
+    ]
+    + [("several", name) for name in ("softmax", "linear", "one_plus_tanh")]
+    + [("chain", name) for name in ("sparse", "window")],
 )
 def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> None:
     """The loss falls, it is that of the stored weights, and the constants are stored."""
@@ -69,28 +80,35 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
         str(key): torch.from_numpy(value.sel(step=20).values) for key, value in run.params.items()
     }
     predictions = chosen.model.predict(run.task, weights, prompts.inputs)
-    errors = ((predictions - prompts.targets) ** 2).reshape(2, -1)  # all responses alike
-    np.testing.assert_allclose(loss[:, 20], errors.mean(1), rtol=1e-4)
+    expected = chosen.task.loss(predictions, prompts.targets).mean(-1)
+    np.testing.assert_allclose(loss[:, 20], expected, rtol=1e-4)
     stored = 0
     for key, (variable, value) in {**run.task.constants(), **chosen.model.constants()}.items():
         assert run.trajectory[key].dims == variable.dims
         np.testing.assert_allclose(run.trajectory[key], np.asarray(value, float), rtol=1e-12)
         stored += 1
-    assert stored >= 7
-    one = run.model(step=60, seed=4)(prompts.inputs[1])
-    n = run.task.target_sizes.get("response", 1)
+    assert stored >= 6
     final = {key: torch.from_numpy(v.sel(step=60, seed=4).values) for key, v in run.params.items()}
+    predicted = chosen.model.predict(run.task, final, prompts.inputs[1])
+    hooked = run.model(step=60, seed=4)
+    if isinstance(chosen.model, TokenModel):
+        sequences = chosen.model.windows(run.task, prompts.inputs[1])
+        one = hooked(sequences)[:, -chosen.model.n_scored(run.task) :]
+    else:
+        one = hooked(prompts.inputs[1])[:, -1, -run.task.target_sizes.get("response", 1) :]
     torch.testing.assert_close(
-        one[:, -1, -n:].detach(),
-        chosen.model.predict(run.task, final, prompts.inputs[1]).reshape(-1, n),
-        rtol=1e-4,
-        atol=1e-5,
+        one.reshape(predicted.shape).detach(), predicted, rtol=1e-4, atol=1e-5
     )
 
 
-@pytest.mark.parametrize(("on", "name"), [("several", "one_plus_tanh"), ("kms", "linear")])
-def test_resuming_gives_the_same_bits(tmp_path: Path, on: str, name: str) -> None:
-    chosen = recipe(on, name)
+@pytest.mark.parametrize(
+    ("on", "name", "settings"),
+    [("several", "one_plus_tanh", {}), ("kms", "linear", {}), ("chain", "decoder", FIXED)],
+)
+def test_resuming_gives_the_same_bits(
+    tmp_path: Path, on: str, name: str, settings: dict[str, object]
+) -> None:
+    chosen = recipe(on, name, **settings)
 
     def interrupt(progress: Progress) -> None:
         if progress.step >= 20:
@@ -107,16 +125,19 @@ def test_resuming_gives_the_same_bits(tmp_path: Path, on: str, name: str) -> Non
         np.testing.assert_array_equal(whole[key], cut[key], err_msg=str(key))
 
 
-@pytest.mark.parametrize(("on", "name"), [("kms", "linear"), ("several", "one_plus_tanh")])
+@pytest.mark.parametrize(
+    ("on", "name"),
+    [("kms", "linear"), ("several", "one_plus_tanh"), ("chain", "sparse"), ("chain", "decoder")],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of itself
 def test_the_step_is_one_graph(on: str, name: str) -> None:
     """What a compiler needs, without one: nothing in the step is beyond torch's tracing."""
     chosen = recipe(on, name)
     step, state = make_step(chosen), initial_state(chosen, (1, 4))
-    normals = next(draw_from(chosen, [1, 4], 0)).examples
+    batch = next(draw_from(chosen, [1, 4], 0))
     traced = torch.compile(step, backend="eager", fullgraph=True, dynamic=False)
     with torch.no_grad():
-        (expected, loss), (given, traced_loss) = step(state, normals), traced(state, normals)
+        (expected, loss), (given, traced_loss) = step(state, *batch), traced(state, *batch)
     torch.testing.assert_close(traced_loss, loss)
     for key, value in expected.parameters.items():
         torch.testing.assert_close(given.parameters[key], value)
