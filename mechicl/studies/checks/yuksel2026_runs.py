@@ -27,6 +27,7 @@ def attention_stages(
     - `in order`: 1 where all blocks are entered, first to last.
     - `competes first`: 1 where all heads overlap when the first block is entered.
     - `stages`: how many entries at different times there are.
+    - `loss transitions`: how many falls between plateaus the loss has.
     - `block J entered`: the step; NaN where it is not.
 
     Parameters
@@ -45,6 +46,8 @@ def attention_stages(
             shown = result
         named = f"{label}: " if len(runs) > 1 else ""
         first = result["entered"].isel(block=0)
+        curves = {name: code for code, name in flag_names(result["curve"]).items()}
+        falls = np.isfinite(result["transition_step"].sel(curve=curves["loss"])).sum("transition")
         for seed in result["seed"].values:
             one = result.sel(seed=seed)
             at = float(first.sel(seed=seed))
@@ -56,6 +59,7 @@ def attention_stages(
                 "in order": one["in_order"],
                 "competes first": overlapping,
                 "stages": one["n_stages"],
+                "loss transitions": falls.sel(seed=seed).where(np.isfinite(one["n_stages"])),
                 **{
                     f"block {int(one['block'][index])} entered": one["entered"].isel(block=index)
                     for index in range(one.sizes["block"])

@@ -39,8 +39,14 @@ def stages(entered: list[list[float]], phase: list[list[int]]) -> GivenRun:
                 "phase": (("seed", "step"), np.array(phase, float), flags),
                 "in_order": ("seed", ordered.astype(float)),
                 "n_stages": ("seed", np.isfinite(at).sum(1).astype(float)),
+                "transition_step": (("seed", "curve", "transition"), np.stack([-at, at], 1)),
             },
-            coords={"seed": np.arange(len(at)), "step": STEPS, "block": [1, 2]},
+            coords={
+                "seed": np.arange(len(at)),
+                "step": STEPS,
+                "block": [1, 2],
+                "curve": ("curve", [0, 1], {"flag_values": [0, 1], "flag_meanings": "mass loss"}),
+            },
         )
     )
 
@@ -63,10 +69,12 @@ def test_stages_of_one_run_and_of_several() -> None:
     assert found["in order"] == [1, 1]
     assert found["competes first"] == [1, 0]
     assert found["stages"] == [2, 2]
+    assert found["loss transitions"] == [2, 2]
     assert found["block 2 entered"] == [30, 40]
     assert one.shown is not None
     several = by_quantity(get("attention_stages")({"a": LATE, "b": NEVER}))
     assert several["b: in order"] == [0, 0]
+    assert several["b: loss transitions"] == [1, 0]
     np.testing.assert_array_equal(several["b: competes first"], [1, np.nan])
     np.testing.assert_array_equal(several["b: block 2 entered"], [np.nan, np.nan])
 
