@@ -90,17 +90,9 @@ def _timeline(axes: Axes, result: xr.Dataset) -> None:
         if np.isfinite(until):
             middle = row - 0.4 + 0.5 * height
             axes.plot([np.nanmin(entered), until], [middle, middle], marker="|", **_COMPETE)
-    style.step_axis(axes, steps)
-    if len(steps) == 1:
-        axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
-    names = [f"seed {name}" for name in result["seed"].values]
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.hlines(np.arange(len(names) - 1) + 0.5, *axes.get_xlim(), color="0.85", lw=0.6)
-    axes.set_ylabel("from then on")
+    style.seed_rows(axes, result)
     if not drawn:
-        place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-        axes.text(0.5, 0.5, "no block is entered for good", color=style.GUIDE, **place)
+        style.nothing(axes, "no block is entered for good")
 
 
 def _middles(axes: Axes, result: xr.Dataset) -> bool:

@@ -288,3 +288,21 @@ def verdicts(result: xr.Dataset) -> str:
     statement = greek(str(result.attrs.get("statement", "holds")))
     of = f"{label}: " if label else ""
     return f"{of}{statement}: {n_yes} of {result.sizes['seed']} seeds"
+
+
+def seed_rows(axes: Axes, result: xr.Dataset) -> None:
+    """Give every seed of a result a row, over training steps: what is drawn in one begins there."""
+    steps = result["step"].values.astype(float)
+    step_axis(axes, steps)
+    if len(steps) == 1:
+        axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
+    names = [f"seed {name}" for name in result["seed"].values]
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.hlines(np.arange(len(names) - 1) + 0.5, *axes.get_xlim(), color="0.85", lw=0.6)
+    axes.set_ylabel("from then on")
+
+
+def nothing(axes: Axes, text: str) -> None:
+    """Say in the middle of empty axes why they are."""
+    axes.text(0.5, 0.5, text, color=GUIDE, transform=axes.transAxes, ha="center", va="center")

@@ -65,17 +65,9 @@ def _timeline(axes: Axes, result: xr.Dataset) -> None:
                 axes.barh(middle, end - first, left=first, height=0.17, color=colour)
                 axes.plot(first, middle, marker="o", ms=4, color=colour)  # also where it is the end
                 drawn += 1
-    style.step_axis(axes, steps)
-    if len(steps) == 1:
-        axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
-    names = [f"seed {name}" for name in result["seed"].values]
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.hlines(np.arange(len(names) - 1) + 0.5, *axes.get_xlim(), color="0.85", lw=0.6)
-    axes.set_ylabel("from then on")
+    style.seed_rows(axes, result)
     if not drawn:
-        place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-        axes.text(0.5, 0.5, "no pattern holds at the last step", color=style.GUIDE, **place)
+        style.nothing(axes, "no pattern holds at the last step")
 
 
 def _peaks(axes: Axes, result: xr.Dataset) -> None:
