@@ -47,7 +47,8 @@ def attention_stages(
         named = f"{label}: " if len(runs) > 1 else ""
         first = result["entered"].isel(block=0)
         curves = {name: code for code, name in flag_names(result["curve"]).items()}
-        falls = np.isfinite(result["transition_step"].sel(curve=curves["loss"])).sum("transition")
+        loss = result["transition_step"].sel(curve=curves["loss"])
+        falls = loss.notnull().sum("transition").where(result["n_stages"].notnull())
         for seed in result["seed"].values:
             one = result.sel(seed=seed)
             at = float(first.sel(seed=seed))
@@ -59,7 +60,7 @@ def attention_stages(
                 "in order": one["in_order"],
                 "competes first": overlapping,
                 "stages": one["n_stages"],
-                "loss transitions": falls.sel(seed=seed).where(np.isfinite(one["n_stages"])),
+                "loss transitions": falls.sel(seed=seed),
                 **{
                     f"block {int(one['block'][index])} entered": one["entered"].isel(block=index)
                     for index in range(one.sizes["block"])
