@@ -385,6 +385,12 @@ class Run:
         """Return why the probe `name` does not apply to this run, or None if it does."""
         return analyses.get(name).objection(self.trajectory)
 
+    def refusal(self, reasons: Mapping[str, str]) -> str:
+        """Say why probes do not apply to this run, by name, and which ones do."""
+        able = [each for each in analyses.names() if self.objection(each) is None]
+        refused = "; ".join(f"{name!r} does not apply: {why}" for name, why in reasons.items())
+        return f"probe {refused}; probes that do: {', '.join(able) or 'none'}"
+
     def analyze(
         self,
         name: str,
@@ -432,11 +438,7 @@ class Run:
             )
         reason = self.objection(name)
         if reason is not None:
-            able = [each for each in analyses.names() if self.objection(each) is None]
-            raise NothingToAnalyseError(
-                f"probe {probe.name!r} does not apply: {reason}; probes that do: "
-                f"{', '.join(able) or 'none'}"
-            )
+            raise NothingToAnalyseError(self.refusal({probe.name: reason}))
         chosen = self.select(steps, seeds)
         # A verdict, a peak, a time are of all of training, whichever steps are looked at; a forward
         # probe has them of the steps that it evaluates.

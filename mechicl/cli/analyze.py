@@ -77,8 +77,7 @@ def analyze(
             )
         written[name] = run.save(results[name], out=out, figure=plot)
     if not results:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-        raise NothingToAnalyseError(f"no probe applies to {run_dir}: {reasons}")
+        raise NothingToAnalyseError(f"{run_dir}: {run.refusal(skipped)}")
     if json:
         report.print_json(run, results, written, skipped, every_step=bool(step))
     else:

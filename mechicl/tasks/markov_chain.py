@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
@@ -15,7 +16,10 @@ from mechicl.theory import markov_chain as theory
 if TYPE_CHECKING:
     from torch import Tensor
 
-Lags = tuple[Annotated[int, pydantic.Field(ge=0)], ...]
+_LONGEST = 2**16  # tokens of a window
+_LARGEST = 2**26  # numbers in the features, and in the table that sequences are sampled by
+
+Lags = tuple[Annotated[int, pydantic.Field(ge=0, lt=_LONGEST)], ...]
 
 
 @register
@@ -36,7 +40,8 @@ class MarkovChain(TokenTask):
         States.
     blocks
         I(1), I(2), ...: the lags that each feature matrix reads, 0 the most recent token. As many
-        numbers as there are blocks stand for contiguous blocks of these lengths, from lag 0.
+        numbers as there are blocks stand for contiguous blocks of these lengths, from lag 0. A
+        window has 65,536 tokens at most, and d² times its tokens, or blocks, is 2²⁶ at most.
     weights
         α_i of every block, in the order of its lags, summing to 1; None for equal ones.
     n_predictions
@@ -68,9 +73,11 @@ class MarkovChain(TokenTask):
         """Take (4, 4, 4) for contiguous blocks of these lengths."""
         if not isinstance(given, (list, tuple)) or not given:
             return given
-        if not all(isinstance(length, int) and length > 0 for length in given):
+        if not all(type(length) is int and length > 0 for length in given):  # True is an int too
             return given
-        ends = np.cumsum(given).tolist()
+        ends = list(accumulate(given))
+        if ends[-1] > _LONGEST:
+            raise ValueError(f"blocks reach {ends[-1]} tokens back; the most is {_LONGEST}")
         return tuple(
             tuple(range(end - length, end)) for length, end in zip(given, ends, strict=True)
         )
@@ -84,6 +91,13 @@ class MarkovChain(TokenTask):
                 raise ValueError(f"blocks[{number}] is empty; a block has one lag at least")
             if len(set(lags)) != len(lags):
                 raise ValueError(f"blocks[{number}] = {lags} repeats a lag")
+        size = self.d**2 * max(len(self.blocks), self.order)
+        if size > _LARGEST:
+            raise ValueError(
+                f"d = {self.d} states, {len(self.blocks)} blocks and a window of {self.order} "
+                f"tokens make {size:.2g} numbers, d² for each block or token; the most is "
+                f"{_LARGEST}: take fewer states, or a shorter window"
+            )
         if self.orthogonal_features and len(self.blocks) > self.d**2:
             raise ValueError(
                 f"there are no {len(self.blocks)} orthogonal features of {self.d}×{self.d}"

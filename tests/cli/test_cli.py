@@ -339,6 +339,9 @@ def test_a_probe_that_does_not_apply(tmp_path: Path) -> None:
     assert alone.exit_code == 3
     assert "solution_manifold" in alone.stderr
     assert "covaria" in alone.stderr
+    able = alone.stderr.partition("probes that do: ")[2].split(", ")
+    assert "circuits" in able
+    assert not {"solution_manifold", "attention_spans"} & {*able}
     both = call("analyze", run, "--probe", "solution_manifold", "--probe", "circuits", "--no-plot")
     assert both.exit_code == 4
     assert "solution_manifold does not apply" in both.stdout
