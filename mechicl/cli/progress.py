@@ -48,11 +48,10 @@ def _lines() -> Iterator[Callbacks]:
 
     def on_progress(progress: "Progress") -> None:
         nonlocal printed
-        if time.monotonic() - printed >= _LINE_SECONDS:
+        # Before the first update there is neither a loss nor a rate.
+        if progress.rate > 0 and time.monotonic() - printed >= _LINE_SECONDS:
             printed = time.monotonic()
-            left = (
-                (progress.n_steps - progress.step) * len(progress.loss) / max(progress.rate, 1e-9)
-            )
+            left = (progress.n_steps - progress.step) * len(progress.loss) / progress.rate
             notify(
                 f"step {progress.step:,} of {progress.n_steps:,}, loss {_losses(progress)}, "
                 f"{progress.rate:,.0f} seed-steps/s, {left:,.0f} s left"
