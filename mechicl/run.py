@@ -340,10 +340,13 @@ class Run:
             references=self.task.references,
             load=partial(self._load, skip_damaged=skip_damaged),
             attention=self._attention,
-            against={name: self._against(name, other) for name, other in (against or {}).items()},
+            against={
+                name: self._against(name, other, skip_damaged=skip_damaged)
+                for name, other in (against or {}).items()
+            },
         )
 
-    def _against(self, name: str, other: "Run") -> analyses.Against:
+    def _against(self, name: str, other: "Run", *, skip_damaged: bool) -> analyses.Against:
         differences = [
             text for text in self.recipe.differences(other.recipe) if text.startswith("task.")
         ]
@@ -352,8 +355,12 @@ class Run:
                 f"run {name} ({other.path}) is of another task ({'; '.join(differences)}); a "
                 "comparison needs the same prompts"
             )
-        last = load(other.params.isel(step=-1), where=other.path)
-        parameters = {str(key): value.transpose("seed", ...).values for key, value in last.items()}
+        # With its axis of steps, by which what is damaged is found.
+        last = other._load(other.params.isel(step=slice(-1, None)), skip_damaged=skip_damaged)
+        parameters = {
+            str(key): value.isel(step=0).transpose("seed", ...).values
+            for key, value in last.items()
+        }
         return analyses.Against(
             seeds=other.seeds,
             step=int(other.steps[-1]),
@@ -498,12 +505,14 @@ def named_runs(
     """Open runs, and return them by the names that results give them.
 
     A mapping has the names; a run or a path, or several, are named by their directories. Raises
-    InputError for a name with blanks and for one that two runs have.
+    InputError for a name with blanks, for one that two runs have, and for what is no run.
     """
     if given is None:
         return {}
     if isinstance(given, (str, Path, Run)):
         given = [given]
+    if not isinstance(given, Iterable):
+        raise InputError(f"against is a run or its path, or several; given {given!r}")
     if isinstance(given, Mapping):
         pairs = [(str(name), run) for name, run in given.items()]
     else:
@@ -513,7 +522,10 @@ def named_runs(
         opened = run if isinstance(run, Run) else Run(run)
         name = name or str(opened.path).rstrip("/").rpartition("/")[2]
         if not name or any(character.isspace() for character in name):
-            raise InputError(f"{name!r} is no name for a run in results; give one without blanks")
+            raise InputError(
+                f"{name!r} is no name for a run in results; give one without blanks, as NAME=RUN "
+                "(in Python, a mapping of names to runs)"
+            )
         if name in found:
             raise InputError(f"two of the runs are called {name!r}; name them, as NAME=RUN")
         found[name] = opened

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST = 2**16  # tokens of a window
-_LARGEST = 2**26  # numbers in the features, and in the table that sequences are sampled by
+_STRONGEST = 1e24  # logits of a feature; float32, in which they are summed, holds 1e38
 
 Lags = tuple[Annotated[int, pydantic.Field(ge=0, lt=_LONGEST)], ...]
 
@@ -47,7 +47,8 @@ class MarkovChain(TokenTask):
     n_predictions
         T.
     importance, base_scale
-        m and b₀; norms of the features fall as m^(h−k) from the first block to the last.
+        m and b₀; norms of the features fall as m^(h−k) from the first block to the last. The
+        strongest may make 1e24 logits.
     temperature
         τ, of the chain's softmax, and of the models that are trained on it.
     orthogonal_features
@@ -92,11 +93,19 @@ class MarkovChain(TokenTask):
             if len(set(lags)) != len(lags):
                 raise ValueError(f"blocks[{number}] = {lags} repeats a lag")
         size = self.d**2 * max(len(self.blocks), self.order)
-        if size > _LARGEST:
+        if size > theory.LARGEST_CHAIN:
             raise ValueError(
                 f"d = {self.d} states, {len(self.blocks)} blocks and a window of {self.order} "
                 f"tokens make {size:.2g} numbers, d² for each block or token; the most is "
-                f"{_LARGEST}: take fewer states, or a shorter window"
+                f"{theory.LARGEST_CHAIN}: take fewer states, or a shorter window"
+            )
+        strongest = np.log(self.base_scale) - np.log(self.temperature)
+        strongest += max((len(self.blocks) - 1) * np.log(self.importance), 0.0)
+        if strongest > np.log(_STRONGEST):
+            raise ValueError(
+                f"base_scale {self.base_scale:g}, importance {self.importance:g} and temperature "
+                f"{self.temperature:g} make features of 10^{strongest / np.log(10):.0f} logits, "
+                f"which float32 does not hold; the most is {_STRONGEST:g}"
             )
         if self.orthogonal_features and len(self.blocks) > self.d**2:
             raise ValueError(

@@ -37,6 +37,9 @@ Weights = Sequence[Sequence[float]] | None
 Unseen = Literal["uniform", "undefined"]
 """What is said after a context that never occurs: every token alike, or NaN."""
 
+LARGEST_CHAIN = 2**26
+"""Numbers that say a chain, d² for every block and for every token of its window: 512 MiB."""
+
 _LARGEST = 2**24
 """Transition probabilities, d^(w+1), that are held at a time: 128 MiB."""
 
@@ -67,7 +70,7 @@ def haar_features(
     Raises
     ------
     InputError
-        Constants out of range.
+        Constants out of range, alone or together.
 
     Notes
     -----
@@ -77,8 +80,15 @@ def haar_features(
     h, width = integer("n_blocks", n_blocks, 1), integer("d", d, 2)
     strength = constant("ratio", ratio, minimum=0)
     least = constant("base", base, minimum=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scales = least * strength ** np.arange(h - 1, -1, -1.0)
+    if not np.isfinite(scales).all():
+        raise InputError(
+            f"ratio = {strength:g} and base = {least:g} make {scales[0]:g} of the first of {h} "
+            "blocks; accepted: what float64 holds"
+        )
     drawn = ortho_group.rvs(width, size=h, random_state=rng).reshape(h, width, width)
-    return least * strength ** np.arange(h - 1, -1, -1.0)[:, None, None] * drawn
+    return scales[:, None, None] * drawn
 
 
 def gram_schmidt(
@@ -441,7 +451,13 @@ def _per_lag(
     used = len(matrices) if n_blocks is None else integer("n_blocks", n_blocks, 1)
     if used > len(matrices):
         raise InputError(f"n_blocks = {used}; accepted: up to the {len(matrices)} of the chain")
-    total = np.zeros((window(lags), *matrices.shape[1:]))
+    w, d = window(lags), matrices.shape[-1]
+    if w * d**2 > LARGEST_CHAIN:
+        raise InputError(
+            f"a window of w = {w} tokens, and d = {d} of them, make w·d² = {w * d**2:.2g} numbers; "
+            f"accepted: at most {LARGEST_CHAIN}"
+        )
+    total = np.zeros((w, d, d))
     for matrix, span, share in list(zip(matrices, lags, shares, strict=True))[:used]:
         for lag, weight in zip(span, share, strict=True):
             total[lag] += weight * matrix

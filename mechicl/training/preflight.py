@@ -39,10 +39,12 @@ def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
     needed = _FLOAT * len(recipe.seeds) * (step + kept)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
+        fixed = "" if not kept else f" and a training_set of {recipe.training_set:,}"
+        smaller = "training_set" if kept > step else "batch_size"
         raise InputError(
             f"training {len(recipe.seeds)} seeds with {recipe.prompts_a_step} prompts of "
-            f"{numbers:,} numbers each takes at least {_size(needed)} of memory, and "
-            f"there are {_size(memory)}; take fewer seeds at once, or a smaller batch_size"
+            f"{numbers:,} numbers each{fixed} takes at least {_size(needed)} of memory, and "
+            f"there are {_size(memory)}; take fewer seeds at once, or a smaller {smaller}"
         )
 
 

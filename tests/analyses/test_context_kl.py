@@ -14,11 +14,12 @@ import mechicl
 from mechicl import analyses
 from mechicl.analyses import Forward
 from mechicl.analyses.probe import Against
-from mechicl.errors import InputError, NothingToAnalyseError
+from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
 from mechicl.schema import flag_names
 from tests import trajectories
 from tests.analyses import markov_toy
 from tests.analyses.markov_toy import Toy, chain, on_blocks
+from tests.checkpoints.common import chunk, flip_bit
 
 PROBE = analyses.get("context_kl")
 BIGRAM = np.log([[0.9, 0.1], [0.2, 0.8]])
@@ -347,3 +348,17 @@ def test_trained_runs_from_the_facade(tmp_path: Path):
     itself = run.analyze("context_kl", against={"me": run}, n_prompts=20)
     np.testing.assert_allclose(itself["kl"][:, -1, -1], 0, atol=1e-12)
     run.save(result, figure=False)
+    with pytest.raises(InputError, match="a run or its path, or several; given 3"):
+        run.analyze("context_kl", against=3)  # pyright: ignore[reportArgumentType]
+    short.path.rename(tmp_path / "c 1")
+    with pytest.raises(InputError, match="without blanks, as NAME=RUN"):
+        run.analyze("context_kl", against=tmp_path / "c 1")
+    flip_bit(chunk(tmp_path / "c 1", "OV"))
+    with pytest.raises(DamagedRunError, match=r"\(OV, seed 1, step 2\).*--skip-damaged"):
+        run.analyze("context_kl", against={"c1": tmp_path / "c 1"}, n_prompts=20)
+    with pytest.warns(UserWarning, match="left out as NaN"):
+        without = run.analyze(
+            "context_kl", against={"c1": tmp_path / "c 1"}, n_prompts=20, skip_damaged=True
+        )
+    assert without["kl"][..., -1].isnull().all() and without["kl"][..., :-1].notnull().all()
+    assert counts(without)["no_model_of_this_seed"] == 2 * result.sizes["step"]

@@ -464,6 +464,14 @@ def _with(tokens: object = None, n_blocks: int | None = None, **changed: object)
             lambda: haar_features(2, 3, ratio=-1, base=1, rng=np.random.default_rng(0)),
             "ratio = -1; accepted: a finite number of at least 0",
         ),
+        (
+            lambda: haar_features(3, 3, ratio=1e200, base=1, rng=np.random.default_rng(0)),
+            "ratio = 1e+200 and base = 1 make inf of the first of 3 blocks",
+        ),
+        (
+            lambda: _with(spans=((0, 2), (1, 2, 10**12), (0,))),
+            "a window of w = 1000000000001 tokens, and d = 3 of them, make w·d² = 9e+12 numbers",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], object], message: str) -> None:
