@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 from mechicl.plots import style
 
 _COLUMNS = 3
+_COMPETITIVE = 1  # the flag of `phase`
 _MIDDLE: dict[str, Any] = {"ls": "none", "marker": "D", "ms": 4, "mec": "black"}
 _COMPETE: dict[str, Any] = {"color": "black", "lw": 2.0}
 
@@ -20,9 +21,9 @@ def draw(result: xr.Dataset) -> Figure:
     """Draw a bar for each block from its entry to the end, and loss, overlap and attention.
 
     Above, every seed has a bar a block, with a line back to the step evaluated before; none where
-    the block is not entered. A black line is the competitive phase. Below, diamonds on the loss are
-    the middles of its transitions; then the least overlap of two heads, and for each block the
-    largest mass of a head.
+    the block is not entered. A black line is the competitive phase, which lasts to the end where
+    heads do not part and blocks are left. Below, diamonds on the loss are the middles of its
+    transitions; then the least overlap of two heads, and for each block the largest mass of a head.
     """
     n_seeds, n_blocks = result.sizes["seed"], result.sizes["block"]
     rows = -(-(2 + n_blocks) // _COLUMNS)
@@ -34,7 +35,7 @@ def draw(result: xr.Dataset) -> Figure:
         figure.add_subplot(grid[1 + number // _COLUMNS, number % _COLUMNS])
         for number in range(2 + n_blocks)
     ]
-    _timeline(timeline, result)
+    competed = _timeline(timeline, result)
     loss, overlap = panels[:2]
     style.lines(loss, result["loss"])
     loss.set_ylabel("loss [nat]")
@@ -55,7 +56,8 @@ def draw(result: xr.Dataset) -> Figure:
         Patch(facecolor=_paint(number), label=f"block {int(name)} entered")
         for number, name in enumerate(result["block"].values)
     ]
-    handles += [Line2D([], [], label="heads compete", **_COMPETE)]
+    if competed:
+        handles += [Line2D([], [], label="heads compete", **_COMPETE)]
     if marked:
         handles += [Line2D([], [], color=style.GUIDE, label="half of a transition", **_MIDDLE)]
     style.legend(figure, loss, overlap, handles=handles)
@@ -67,11 +69,12 @@ def _paint(number: int) -> str:
     return style.REFERENCE_COLOURS[number % len(style.REFERENCE_COLOURS)]
 
 
-def _timeline(axes: Axes, result: xr.Dataset) -> None:
+def _timeline(axes: Axes, result: xr.Dataset) -> bool:
+    """Draw bars and phases; return whether there is a competitive phase."""
     steps = result["step"].values.astype(float)
     # One step alone still has a bar to see.
     end = steps[-1] if len(steps) > 1 else steps[-1] + 0.5
-    n_blocks, drawn = result.sizes["block"], False
+    n_blocks, drawn, competed = result.sizes["block"], False, False
     height = 0.8 / (n_blocks + 1)
     for row in range(result.sizes["seed"]):
         mine = result.isel(seed=row)
@@ -86,13 +89,15 @@ def _timeline(axes: Axes, result: xr.Dataset) -> None:
                 axes.plot([first - error, first], [middle, middle], lw=1, **look)
                 axes.plot(first, middle, marker="o", ms=4, **look)  # also where it is the end
                 drawn = True
-        until = float(mine["competitive_until"])
-        if np.isfinite(until):
+        together = steps[mine["phase"].values == _COMPETITIVE]
+        if together.size:
             middle = row - 0.4 + 0.5 * height
-            axes.plot([np.nanmin(entered), until], [middle, middle], marker="|", **_COMPETE)
+            axes.plot(together[[0, -1]], [middle, middle], marker="|", **_COMPETE)
+            competed = True
     style.seed_rows(axes, result)
     if not drawn:
         style.nothing(axes, "no block is entered for good")
+    return competed
 
 
 def _middles(axes: Axes, result: xr.Dataset) -> bool:

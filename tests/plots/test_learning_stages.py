@@ -73,6 +73,23 @@ def test_bars_from_the_entry_to_the_end():
     assert "2 of 2 seeds" in figure.get_suptitle()
 
 
+def test_heads_that_never_part_compete_to_the_end():
+    """`competitive_until` is NaN then, and the phase is not over."""
+    result = result_of("learning_stages")
+    last = result["step"].values[-1]
+    compete = xr.where(result["step"] < 100, 0.0, 1.0)
+    for phase, wanted in ((compete, (100, last)), (0 * compete, None)):
+        alike = result.assign(
+            phase=result["phase"].copy(data=phase.broadcast_like(result["phase"]).values),
+            competitive_until=result["competitive_until"] * np.nan,
+        )
+        figure = plots.draw(alike)
+        black = [line for line in figure.axes[0].lines if line.get_color() == "black"]
+        spans = [tuple(line.get_xdata()) for line in black]
+        assert spans == ([] if wanted is None else [wanted] * 2)
+        assert ("heads compete" in labels(figure)) == (wanted is not None)
+
+
 def test_a_seed_without_stages_has_no_bars():
     result = result_of("learning_stages", poisoned=True)
     figure = plots.draw(result)
