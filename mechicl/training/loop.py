@@ -19,7 +19,7 @@ from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.training.compilation import compiled_step
 from mechicl.training.preflight import check_room
 from mechicl.training.recipe import Recipe, stored_recipe
-from mechicl.training.step import State, Step, initial_state, make_step
+from mechicl.training.step import State, Step, in_order, initial_state, make_step
 from mechicl.training.workers import Snapshot, Worker
 from mechicl.version import __version__
 
@@ -105,7 +105,7 @@ def train(
         step, compiled = _step(recipe, groups, device, compile, notify)
         if writer.n_saved and bool(writer.resume_state["compiled"]) != compiled:
             notify("the run began with another kind of step (compiled or not): bits will differ")
-        state = _restored(writer) if writer.n_saved else initial_state(recipe, recipe.seeds)
+        state = _restored(recipe, writer) if writer.n_saved else initial_state(recipe, recipe.seeds)
         workers = [
             stack.enter_context(
                 Worker(
@@ -264,7 +264,7 @@ def _join(groups: Sequence[torch.Tensor]) -> np.ndarray:
     return np.concatenate([tensor.cpu().numpy() for tensor in groups])
 
 
-def _restored(writer: TrajectoryWriter) -> State:
+def _restored(recipe: Recipe, writer: TrajectoryWriter) -> State:
     """Return the state of the last commit: parameters from the store, the rest from its file."""
     saved = {name: torch.from_numpy(np.array(value)) for name, value in writer.resume_state.items()}
     moments: dict[str, dict[str, torch.Tensor]] = {}
@@ -272,9 +272,8 @@ def _restored(writer: TrajectoryWriter) -> State:
         moment, _, name = key.partition(".")
         if name:
             moments.setdefault(moment, {})[name] = value
-    parameters = {
-        name: torch.from_numpy(np.array(value)) for name, value in writer.last_parameters().items()
-    }
+    last = writer.last_parameters()
+    parameters = {name: torch.from_numpy(np.array(last[name])) for name in in_order(recipe)}
     return State(parameters, moments, saved["diverged_at"], saved["step"])
 
 

@@ -106,10 +106,18 @@ def _keep(healthy: Float[Tensor, " seed"], new: Stacked, old: Stacked) -> Stacke
     return {name: choose(name) for name in new}
 
 
+def in_order(recipe: Recipe) -> list[str]:
+    """Return the names of the parameters as the model declares them.
+
+    A state has them in this order, new or restored: the norm of a gradient is summed over them.
+    """
+    return list(recipe.model.parameters(recipe.task))
+
+
 def initial_state(recipe: Recipe, seeds: tuple[int, ...]) -> State:
     """Return the untrained models of `seeds`, each drawn from a stream of its own."""
     drawn = [recipe.model.initial(recipe.task, generator("initial", seed)) for seed in seeds]
-    parameters = {name: torch.stack([each[name] for each in drawn]) for name in drawn[0]}
+    parameters = {name: torch.stack([each[name] for each in drawn]) for name in in_order(recipe)}
     return State(
         parameters=parameters,
         moments=optimizer.initial_state(recipe.optimizer, parameters),
