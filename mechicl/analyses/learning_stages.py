@@ -41,6 +41,7 @@ _PHASES = {
     3: "all_blocks_entered",
 }
 _LATER = "undefined_at_another_step"
+_SINGLE = "single_step"
 
 
 @probe(
@@ -66,7 +67,14 @@ _LATER = "undefined_at_another_step"
         "change": Var(_CHANGE, "1", "change of a curve, as it is followed, in a transition"),
     },
     statement="all blocks are entered, first to last",
-    undefined=(NONFINITE, NONFINITE_PREDICTIONS, NONFINITE_PATTERNS, _LATER, "single_head"),
+    undefined=(
+        NONFINITE,
+        NONFINITE_PREDICTIONS,
+        NONFINITE_PATTERNS,
+        _LATER,
+        _SINGLE,
+        "single_head",
+    ),
     headline=("loss", "phase"),
     references=("yuksel2026 sections 2.2 and 3, Figs. 1 to 5",),
     forward=True,
@@ -122,16 +130,18 @@ def learning_stages(
       `mass(block_j)` is the largest mass of any head. `change` is in the unit of these.
       `transition` counts from 1; NaN beyond those that a curve has.
 
-    When it misleads: times are as fine as the steps evaluated. A head that attends to a block
-    without using it counts once the model fits by other heads, and heads that cannot be told apart
-    by blocks, such as two on parts of one, overlap; a head whose values are 0 is a head. A model
-    whose context ends with block 1 has all of its mass there from the start, and enters nothing. In
-    deeper layers the residual stream at a lag holds more than its token. A run that is cut before
-    the last plateau has no transition there, and may have entered what it would have left.
+    When it misleads: times are as fine as the steps evaluated, and what was entered before the
+    first of them does not count. A head that attends to a block without using it counts once the
+    model fits by other heads, and heads that cannot be told apart by blocks, such as two on parts
+    of one, overlap; a head whose values are 0 is a head. A model whose context ends with block 1
+    has all of its mass there from the start, and enters nothing. In deeper layers the residual
+    stream at a lag holds more than its token. A run that is cut before the last plateau has no
+    transition there, and may have entered what it would have left.
 
     Undefined: weights that are not finite; predictions that are not finite; a step after which
     either comes (stages are of whole runs: such a seed has none, and `holds` and `phase` are NaN at
-    all of its steps); a single head, of which `overlap` and `phase` say nothing.
+    all of its steps); a single step, to which nothing has changed (stages, `holds` and `phase`
+    likewise); a single head, of which `overlap` and `phase` say nothing.
 
     Parameters
     ----------
@@ -178,7 +188,8 @@ def learning_stages(
         NONFINITE_PREDICTIONS: result["loss"].isnull(),
         NONFINITE_PATTERNS: unseen,
     }
-    whole = ~(result["loss"].isnull() | unseen).any("step")
+    finite = ~(result["loss"].isnull() | unseen).any("step")
+    whole = finite & (len(steps) > 1)  # what is entered has changed since the first step
     entered = np.full((result.sizes["seed"], n_blocks), np.nan)
     curves = [
         "loss",
@@ -199,7 +210,12 @@ def learning_stages(
     phase, until = _phases(by_block, overlap.where(whole), least_overlap)
     counted = [float(count_stages(each, simultaneous=simultaneous)) for each in entered]
     single = xr.full_like(unseen, mass.sizes["head"] == 1)
-    reasons = {**broken, _LATER: ~whole & xr.ones_like(unseen), "single_head": single}
+    reasons = {
+        **broken,
+        _LATER: ~finite & xr.ones_like(unseen),
+        _SINGLE: xr.full_like(unseen, len(steps) == 1),
+        "single_head": single,
+    }
     result = result.assign(_table(changes, curves))
     return result.assign(
         mass=mass,

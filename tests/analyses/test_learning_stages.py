@@ -99,6 +99,19 @@ def test_not_reached_is_nan_and_not_the_last_step():
     assert phases(result) == [STAGED[:6]]
 
 
+def test_a_single_step_shows_no_stages():
+    """A trained model of which nothing earlier is known has not entered nothing."""
+    toy = markov_toy.learning(1)
+    for alone in ({"trajectory": toy.trajectory.isel(step=[-1])}, {}):
+        result = measure(replace(toy, **alone), n_steps=1)
+        assert result.sizes["step"] == 1
+        for name in ("entered", "n_stages", "in_order", "phase", "holds"):
+            assert result[name].isnull().all(), name
+        assert result["loss"].notnull().all() and result["mass"].notnull().all()
+        assert counts(result)["single_step"] == 1
+        assert counts(result)["undefined_at_another_step"] == 0
+
+
 def test_heads_that_stay_alike_compete_to_the_end():
     toy = markov_toy.learning(1)
     for name in ("KQ", "OV"):
