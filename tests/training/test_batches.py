@@ -1,5 +1,7 @@
 """Data as a pure function of (seed, step): afresh, from fixed sets, and what dropout leaves."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,8 @@ import torch
 from mechicl.errors import InputError
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.batches import Batch, block_steps, draw_block, draw_from, training_set
+from mechicl.training.loop import plan_run
+from mechicl.training.preflight import check_room
 
 RECIPE = load_recipe(
     "he2025-two-head-quick", {"d": 2, "n_context": 3, "batch_size": 4, "seeds": [0, 1, 2]}
@@ -133,3 +137,9 @@ def test_models_without_dropout_are_given_none() -> None:
 def test_dropout_on_a_first_batch_needs_epochs() -> None:
     with pytest.raises(InputError, match="needs a training_set; without one it is every_batch"):
         load_recipe(FIXED, {"training_set": None})
+
+
+def test_a_training_set_that_is_too_large_is_what_the_refusal_names(tmp_path: Path) -> None:
+    large = load_recipe("yuksel2026-minimal", {"training_set": 10**13})
+    with pytest.raises(InputError, match=r"a training_set of 10,000.* or a smaller training_set"):
+        check_room(large, plan_run(large), tmp_path)
