@@ -252,7 +252,8 @@ class Run:
         names
             Hook points, such as `blocks.0.attn.hook_pattern`.
         prompts
-            As `run.task.sample` returns them; `inputs` is read.
+            As `run.task.sample` returns them; `inputs` is read. A model with a `context` reads each
+            prompt as windows, and the batch of the result is of these, those of a prompt in order.
         steps, seeds
             Which checkpoints; None takes all.
         limit
@@ -274,7 +275,7 @@ class Run:
         names = [names] if isinstance(names, str) else list(names)
         if not names:
             raise InputError("no hook points were named; mechicl's are those of TransformerLens")
-        inputs = self._inputs(prompts)
+        inputs = self.recipe.model.windows(self.task, self._inputs(prompts))
         chosen = load(self.select(steps, seeds)[list(self.params)], where=self.path)
         first = self._activations(_weights(chosen, 0, 0), names, inputs[:1])
         grid = (chosen.sizes["seed"], chosen.sizes["step"])

@@ -94,8 +94,8 @@ def context_kl(
     Of each seed and reference, in steps:
 
     - `lowest`: the step of the least `kl`, which is the last one where the curve still falls.
-    - `dip`: the same, where the curve rises again by more than `dip_rise` of its fall: the model
-      has come near this reference, and has left it.
+    - `dip`: the same, where the curve rises again by more than `dip_rise` of its fall, both in
+      logarithms: the model has come near this reference, and has left it.
     - `fall`: where it does not rise again, the first step at which half of the fall is made.
 
     NaN for what there is not: see `mechicl.analyses.stages.dip_or_fall`. A curve that is undefined
@@ -119,7 +119,7 @@ def context_kl(
         For each c, the exact law given the last c tokens; for small chains, d^(w+1) at most 2²⁴,
         unless c is w or more.
     dip_rise
-        Least rise after the minimum, as a part of the fall before it.
+        Least rise after the minimum, as a part of the fall before it, both in logarithms.
     least_fall
         Least fall that is one, as a part of the height that it starts from.
     n_prompts

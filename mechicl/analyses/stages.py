@@ -127,15 +127,17 @@ def dip_or_fall(
 
     With k_min the least value, at its first step, k_max the largest up to there and after it the
     largest k_later: the curve falls where k_max − k_min > `least_fall` · k_max. A fall is a dip
-    where k_later − k_min > `dip_rise` · (k_max − k_min): `dip` is the step of k_min. Otherwise
-    `fall` is the first step, from that of k_max on, at which half of k_max − k_min is made.
+    where log(k_later/k_min) > `dip_rise` · log(k_max/k_min): `dip` is the step of k_min. Otherwise
+    `fall` is the first step, from that of k_max on, at which half of k_max − k_min is made. Dips
+    are judged in logarithms, for an untrained model may be a hundred times as far from a reference
+    as two references are from each other; a least value below 1e-12 · k_max counts as that.
 
     Parameters
     ----------
     steps, curve
         (step,): at what steps, and a curve from 0, such as a divergence.
     dip_rise
-        Least rise after the minimum, as a part of the fall before it.
+        Least rise after the minimum, as a part of the fall before it, both in logarithms.
     least_fall
         Least fall, as a part of the height that it starts from; noise on a curve that stays makes
         small ones.
@@ -153,7 +155,8 @@ def dip_or_fall(
     fall = curve[top] - curve[bottom]
     if not fall > least_fall * curve[top]:
         return Fall(np.nan, np.nan)
-    if curve[bottom:].max() - curve[bottom] > dip_rise * fall:
+    least, later = max(curve[bottom], 1e-12 * curve[top]), curve[bottom:].max()
+    if later > least and np.log(later / least) > dip_rise * np.log(curve[top] / least):
         return Fall(float(steps[bottom]), np.nan)
     half = top + int((curve[top:] <= curve[top] - fall / 2).argmax())
     return Fall(np.nan, float(steps[half]))

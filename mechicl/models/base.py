@@ -130,6 +130,13 @@ class Model(Config, ABC):
             "checkpoint, at hook_pattern"
         )
 
+    def windows(
+        self, task: Task, inputs: "Shaped[Tensor, 'batch *input']"
+    ) -> "Shaped[Tensor, 'sequence *read']":
+        """Return the sequences in which the `hooked` model reads prompts: these, as they are."""
+        del task
+        return inputs
+
     @abstractmethod
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return a HookedTransformer that holds a copy of `parameters`, (layer, ...)."""

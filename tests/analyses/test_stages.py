@@ -170,7 +170,12 @@ NONE = Fall(np.nan, np.nan)
     ("curve", "want"),
     [
         ([1.0, 0.8, 0.1, 0.3, 0.5], Fall(30, np.nan)),
-        ([1.0, 0.8, 0.1, 0.18, 0.18], Fall(np.nan, 30)),  # a rise of 0.09 of the fall
+        (
+            [1.0, 0.8, 0.1, 0.12, 0.12],
+            Fall(np.nan, 30),
+        ),  # a rise of 0.08 of the fall
+        ([18.0, 1.0, 0.2, 0.6, 0.8], Fall(30, np.nan)),  # of 0.03 of it, not in logarithms
+        ([1.0, 0.8, 0.0, 0.0, 0.0], Fall(np.nan, 30)),
         ([1.0, 0.8, 0.1, 0.2, 0.1], Fall(30, np.nan)),
         ([1.0, 0.5, 0.3, 0.1, 0.1], Fall(np.nan, 10)),
         ([1.0, 0.9, 0.8, 0.6, 0.4], NONE),  # 0.6 of its height is more than half, see below
@@ -192,7 +197,7 @@ def test_dips_and_falls(curve, want):
 
 
 def test_thresholds_of_dips_are_parameters():
-    curve = np.array([1.0, 0.8, 0.1, 0.18, 0.18])
+    curve = np.array([1.0, 0.8, 0.1, 0.12, 0.12])
     assert dip_or_fall(AT, curve, dip_rise=0.05).dip == 30
     assert dip_or_fall(AT, curve, least_fall=0.95) == pytest.approx(NONE, nan_ok=True)
 

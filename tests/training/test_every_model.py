@@ -100,6 +100,10 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
     torch.testing.assert_close(
         one.reshape(predicted.shape).detach(), predicted, rtol=1e-4, atol=1e-5
     )
+    prompts = run.task.sample(3, seed=0)
+    cached = run.cache("blocks.0.hook_resid_post", prompts=prompts, steps=60, seeds=4)
+    n_sequences = 3 * getattr(chosen.model, "n_windows", lambda task: 1)(run.task)
+    assert cached.sizes["batch"] == n_sequences
 
 
 @pytest.mark.parametrize(
