@@ -23,6 +23,10 @@ HOOK_DIMS: dict[str, tuple[str, ...]] = {
     "hook_attn_scores": ("batch", "head", "query_pos", "key_pos"),
     "hook_pattern": ("batch", "head", "query_pos", "key_pos"),
     "hook_result": ("batch", "pos", "head", "d_model"),
+}
+"""Dims of what passes each hook point of attention, by the last part of its name."""
+
+TOKEN_HOOK_DIMS: dict[str, tuple[str, ...]] = {
     "hook_embed": ("batch", "pos", "d_model"),
     "hook_pos_embed": ("batch", "pos", "d_model"),
     "hook_resid_mid": ("batch", "pos", "d_model"),
@@ -30,8 +34,10 @@ HOOK_DIMS: dict[str, tuple[str, ...]] = {
     "hook_pre": ("batch", "pos", "d_mlp"),
     "hook_post": ("batch", "pos", "d_mlp"),
     "hook_normalized": ("batch", "pos", "d_model"),
+    "hook_in": ("batch", "pos", "d_model"),
+    "hook_out": ("batch", "pos", "d_vocab"),
 }
-"""Dims of what passes each hook point, by the last part of its name."""
+"""The same of what models of tokens have besides: embeddings, MLPs, norms, unembedding."""
 
 
 class StrictAttention(Attention):
@@ -187,9 +193,8 @@ class ContinuousTransformer(HookedTransformer):
 
 def hook_dims(name: str) -> tuple[str, ...]:
     """Return the dims of what passes the hook point `name`, batch first."""
+    known = HOOK_DIMS | TOKEN_HOOK_DIMS
     last = name.rsplit(".", 1)[-1]
-    if last not in HOOK_DIMS:
-        raise InputError(
-            f"no dims are known for hook point {name!r}; known: {', '.join(HOOK_DIMS)}"
-        )
-    return HOOK_DIMS[last]
+    if last not in known:
+        raise InputError(f"no dims are known for hook point {name!r}; known: {', '.join(known)}")
+    return known[last]

@@ -24,7 +24,8 @@ every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 def test_every_registered_model_is_tested_here() -> None:
     tested = {architecture.model().name for architecture in ARCHITECTURES.values()}
-    assert tested == set(models.names())
+    of_vectors = {name for name in models.names() if models.get(name).input_kind == "continuous"}
+    assert tested == of_vectors
     assert len(tested) == 3
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mechicl.errors import InputError
 from mechicl.models.decoder import Decoder
+from mechicl.models.hooked import TOKEN_HOOK_DIMS, hook_dims
 from mechicl.models.sparse_attention import SparseAttention
 from mechicl.models.tokens import TokenModel, by_product, look_up, unseen
 from mechicl.tasks.linear_regression import LinearRegression
@@ -356,3 +357,17 @@ def test_hooks_of_the_hooked_model_work() -> None:
         cut[key][0, 0] = 0.0
         torch.testing.assert_close(given, model.predict(TASK, cut, inputs), msg=name)
         assert not torch.allclose(given, model.predict(TASK, weights, inputs))
+
+
+def test_hook_points_have_the_dims_that_are_named() -> None:
+    """Every one of a decoder but the norms' scales, which have no axis of their own."""
+    model = Decoder(n_layers=1, n_heads=2, d_head=4, d_mlp=7)
+    _, cache = model.hooked(TASK, parameters(model)).run_with_cache(tokens(3))
+    sizes = {"batch": 3, "head": 2, "d_model": 8, "d_head": 4, "d_mlp": 7, "d_vocab": 5}
+    sizes |= dict.fromkeys(("pos", "query_pos", "key_pos"), 6)
+    seen = set()
+    for name, value in cache.items():
+        if not name.endswith("hook_scale"):
+            assert value.shape == tuple(sizes[dim] for dim in hook_dims(name)), name
+            seen.add(name.rsplit(".", 1)[-1])
+    assert set(TOKEN_HOOK_DIMS) <= seen

@@ -7,19 +7,22 @@ import pytest
 
 from mechicl import tasks
 from mechicl.errors import InputError
-from mechicl.tasks.base import Task
+from mechicl.tasks.base import ContinuousTask, Task
 from mechicl.tasks.linear_regression import LinearRegression
+from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.tasks.multi_task_regression import MultiTaskRegression
 
-TASKS: tuple[Task, ...] = (LinearRegression(), MultiTaskRegression())
+TASKS: tuple[Task, ...] = (LinearRegression(), MultiTaskRegression(), MarkovChain(d=4))
+REGRESSIONS = TASKS[:2]
+"""Tasks whose prompts differ in every position: numbers, where tokens repeat."""
 
 
 def test_every_registered_task_is_tested_here() -> None:
     assert {task.name for task in TASKS} == set(tasks.names())
-    assert len(TASKS) == 2
+    assert len(TASKS) == 3
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", REGRESSIONS, ids=lambda task: task.name)
 def test_parts_are_reproducible_and_differ(task: Task) -> None:
     parts = [task.sample(4, seed=3, part=part) for part in (0, 1, 2)]
     for part, sample in enumerate(parts):
@@ -34,7 +37,7 @@ def test_parts_are_reproducible_and_differ(task: Task) -> None:
     assert len(pairs) == 36
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", REGRESSIONS, ids=lambda task: task.name)
 def test_parts_are_independent(task: Task) -> None:
     first, second = (task.sample(4000, seed=0, part=part)["inputs"].values for part in (0, 1))
     one, two = first[:, :-1].ravel(), second[:, :-1].ravel()
@@ -49,31 +52,33 @@ def test_bad_parts_are_refused(part: object) -> None:
 
 
 def test_a_large_sample_names_its_parts() -> None:
-    with pytest.raises(InputError, match=r"above the limit of 4 GiB; take fewer, or several parts"):
+    with pytest.raises(InputError, match=r"of 4 GiB; take fewer \(n, or n_prompts of a probe\)"):
         LinearRegression().sample(10**8, seed=0)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_a_sample_is_a_dataset_of_declared_axes(task: Task) -> None:
     sample = task.sample(3, seed=0)
-    assert sample["inputs"].dims == ("batch", "pos", "d_model")
-    assert sample["inputs"].shape == (3, task.n_positions, task.d_model)
+    width = (task.d_model,) if isinstance(task, ContinuousTask) else ()
+    assert sample["inputs"].dims == ("batch", *task.input_dims)
+    assert sample["inputs"].shape == (3, task.n_positions, *width)
     assert sample["targets"].dims == ("batch", *task.target_sizes)
     assert sample["targets"].shape == (3, *task.target_sizes.values())
-    assert {variable.dtype for variable in sample.values()} == {np.dtype("float32")}
+    kind = {"continuous": "float32", "tokens": "int64"}[task.input_kind]
+    assert {variable.dtype for variable in sample.values()} == {np.dtype(kind)}
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_references_have_the_shape_of_targets(task: Task) -> None:
+def test_references_have_the_shape_of_predictions(task: Task) -> None:
     sample = task.sample(6, seed=0)
     inputs = sample["inputs"].values
     given = task.references(inputs)
     stacked = task.references(inputs.reshape(2, 3, *inputs.shape[1:]))
     for name, predicted in given.items():
-        assert predicted.shape == sample["targets"].shape, name
+        assert predicted.shape == (6, *task.prediction_sizes.values()), name
         assert predicted.dtype == float, name
         np.testing.assert_allclose(stacked[name].reshape(predicted.shape), predicted, atol=1e-12)
-    assert len(given) >= 4
+    assert len(given) >= 3
 
 
 def test_constants_are_declared_with_their_axes() -> None:
@@ -82,7 +87,7 @@ def test_constants_are_declared_with_their_axes() -> None:
         for name, (variable, value) in task.constants().items():
             assert np.ndim(value) == len(variable.dims), name
             counted += 1
-    assert counted == 10
+    assert counted == 16
 
 
 def test_a_task_without_length_says_so() -> None:
@@ -91,3 +96,12 @@ def test_a_task_without_length_says_so() -> None:
 
     with pytest.raises(InputError, match="has no contexts of examples, hence no other length"):
         Chain().at_length(3)
+    with pytest.raises(InputError, match="has no contexts of examples, hence no other length"):
+        MarkovChain().at_length(3)
+
+
+def test_parts_of_sequences_are_reproducible_and_differ() -> None:
+    task = MarkovChain()
+    parts = [task.sample(40, seed=3, part=part) for part in (0, 1)]
+    assert parts[0].equals(task.sample(40, seed=3))
+    assert not (parts[0]["inputs"].values == parts[1]["inputs"].values).all(1).any()
