@@ -8,6 +8,7 @@ import xarray as xr
 from mechicl.errors import InputError
 from mechicl.schema import flag_names
 from mechicl.studies.checks.base import Measurement, Outcome, check
+from mechicl.studies.checks.probes import labelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ def attention_stages(
     for label, run in runs.items():
         result = run.analyze("learning_stages", n_steps=n_steps)
         if label == (label_shown or next(iter(runs))):
-            shown = result
+            shown = labelled(result, label, runs)
         named = f"{label}: " if len(runs) > 1 else ""
         first = result["entered"].isel(block=0)
         curves = {name: code for code, name in flag_names(result["curve"]).items()}

@@ -72,7 +72,10 @@ def test_stages_of_one_run_and_of_several() -> None:
     assert found["loss transitions"] == [2, 2]
     assert found["block 2 entered"] == [30, 40]
     assert one.shown is not None
-    several = by_quantity(get("attention_stages")({"a": LATE, "b": NEVER}))
+    both = get("attention_stages")({"a": LATE, "b": NEVER}, label_shown="b")
+    assert both.shown is not None
+    assert both.shown.attrs["run_label"] == "b"
+    several = by_quantity(both)
     assert several["b: in order"] == [0, 0]
     assert several["b: loss transitions"] == [1, 0]
     np.testing.assert_array_equal(several["b: competes first"], [1, np.nan])
