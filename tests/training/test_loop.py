@@ -470,9 +470,9 @@ def test_a_step_that_does_not_compile_whole_is_not_compiled(
     def breaking(recipe: object) -> object:
         whole = make_step(recipe)
 
-        def step(state: object, normals: object) -> object:
+        def step(state: object, examples: object, kept: object = None) -> object:
             torch._dynamo.graph_break()
-            return whole(state, normals)
+            return whole(state, examples, kept)
 
         return step
 
