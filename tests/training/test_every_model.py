@@ -158,8 +158,9 @@ def test_the_step_is_one_graph(on: str, name: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("on", "name"),
-    [("one", name) for name in MODELS if name != "exp"]
-    + [("kms", "softmax"), ("rows", "linear"), ("several", "softmax"), ("several", "linear")],
+    [("one", name) for name in MODELS if name not in ("exp", *TOKENS)]
+    + [("kms", "softmax"), ("rows", "linear"), ("several", "softmax"), ("several", "linear")]
+    + [("chain", "sparse"), ("chain", "window")],
 )
 def test_it_compiles_whole(tmp_path: Path, on: str, name: str) -> None:
     """No remark about a compiler, and the weights of an eager run to rounding."""
