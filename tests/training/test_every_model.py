@@ -159,8 +159,7 @@ def test_the_step_is_one_graph(on: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("on", "name"),
     [("one", name) for name in MODELS if name not in ("exp", *TOKENS)]
-    + [("kms", "softmax"), ("rows", "linear"), ("several", "softmax"), ("several", "linear")]
-    + [("chain", "sparse"), ("chain", "window")],
+    + [("kms", "softmax"), ("rows", "linear"), ("several", "softmax"), ("several", "linear")],
 )
 def test_it_compiles_whole(tmp_path: Path, on: str, name: str) -> None:
     """No remark about a compiler, and the weights of an eager run to rounding."""
