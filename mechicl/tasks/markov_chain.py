@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from mechicl.schema import Var
 from mechicl.tasks.base import Prompts, TokenTask, register
+from mechicl.theory import features
 from mechicl.theory import markov_chain as theory
 
 if TYPE_CHECKING:
@@ -156,14 +157,14 @@ class MarkovChain(TokenTask):
     @cached_property
     def features(self) -> Float[np.ndarray, "block next_state state"]:
         """A*_k, first block first."""
-        drawn = theory.haar_features(
+        drawn = features.haar_features(
             len(self.blocks),
             self.d,
             ratio=self.importance,
             base=self.base_scale,
             rng=np.random.default_rng(self.features_seed),
         )
-        return theory.orthogonalised(drawn) if self.orthogonal_features else drawn
+        return features.orthogonalised(drawn) if self.orthogonal_features else drawn
 
     @cached_property
     def lag_weights(self) -> Float[np.ndarray, "block lag"]:
@@ -204,7 +205,7 @@ class MarkovChain(TokenTask):
         uniform = torch.special.ndtr(normals.reshape(-1, self.n_normals)).T.contiguous()
         tokens = torch.empty(uniform.T.shape, dtype=torch.int64)
         tokens[:, :w] = (uniform[:w].T * d).long().clamp(max=d - 1)
-        per_lag = np.einsum("kl,kij->lij", self.lag_weights, self.features)
+        per_lag = theory.per_lag_features(self.features, self.blocks, self.weights)
         # Rows for a token at each place of the window, the oldest first.
         table = torch.from_numpy(per_lag[::-1].swapaxes(1, 2).reshape(w * d, d) / self.temperature)
         table, offsets = table.float(), d * torch.arange(w)

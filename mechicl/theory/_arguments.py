@@ -41,6 +41,17 @@ def reals(name: str, value: ArrayLike | object, *, minimum: float = -np.inf) -> 
     return numbers
 
 
+def finite(name: str, value: ArrayLike | object) -> np.ndarray:
+    """Return `value` in float64, refused where a number of it is not finite."""
+    array = reals(name, value)
+    if not np.isfinite(array).all():
+        raise InputError(
+            f"{name} has {(~np.isfinite(array)).sum()} numbers that are not finite; accepted: "
+            "finite numbers"
+        )
+    return array
+
+
 def per_head(**arrays: ArrayLike) -> list[Float[np.ndarray, "*batch H"]]:
     """Return arrays (..., H) broadcast over their leading axes; a scalar is one head."""
     found = [np.atleast_1d(reals(name, value)) for name, value in arrays.items()]

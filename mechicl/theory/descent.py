@@ -8,10 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.integrate import solve_ivp
 
-from mechicl.errors import InputError
-from mechicl.theory._arguments import Heads, Number, constant, per_head, quiet, reals
+from mechicl.theory._arguments import Heads, Number, constant, per_head, quiet
+from mechicl.theory._integration import follow, increasing
 from mechicl.theory.linear_regression import optimal_learning_rate
 
 _LARGEST_EXPONENT = float(np.log(np.finfo(float).max))
@@ -130,26 +129,21 @@ def gradient_flow(
     Source: he2025 section 4.2 and appendix B.
     """
     c = _context_share(d, n_context, noise_variance)
-    when = reals("times", times)
-    ordered = when.ndim == 1 and when.size and np.isfinite(when).all()
-    if not (ordered and when[0] >= 0 and (np.diff(when) > 0).all()):
-        raise InputError(f"times = {times!r}; accepted: finite times from 0, increasing")
+    when = increasing(times)
     omega, mu = per_head(omega=omega, mu=mu)
     heads = omega.shape[-1]
     starts = np.concatenate([omega, mu], -1)
     path = np.full((len(when), *starts.shape), np.nan)
 
-    def velocity(_: float, point: np.ndarray) -> np.ndarray:
+    def velocity(point: np.ndarray) -> np.ndarray:
         return -np.concatenate(_slope(point[:heads], point[heads:], c, d))
 
     for index in np.ndindex(*starts.shape[:-1]):
         start = starts[index]
-        if not np.isfinite(start).all() or not np.isfinite(velocity(0.0, start)).all():
+        if not np.isfinite(start).all() or not np.isfinite(velocity(start)).all():
             continue
-        found = solve_ivp(
-            velocity, (0.0, when[-1]), start, method="DOP853", t_eval=when, rtol=1e-10, atol=1e-12
-        )
-        path[(slice(found.y.shape[-1]), *index)] = found.y.T
+        reached, _ = follow(velocity, start, when)
+        path[(slice(len(reached)), *index)] = reached
     return path[..., :heads], path[..., heads:]
 
 

@@ -13,7 +13,7 @@ fixed points, but another path, faster where s is sparse.
 Shapes: `features` A* are (block, ...), the values V of heads (head, ...) with the same axes after
 the first: matrices (d, d), or coordinates in any orthonormal basis. Nothing but inner products
 enters, and V̇ is a combination of A* and V. So V never leaves the span of the A* that it starts in,
-and coordinates there say everything: `mechicl.theory.markov_chain.gram_schmidt` gives them, and for
+and coordinates there say everything: `mechicl.theory.features.gram_schmidt` gives them, and for
 features that are orthogonal, as the theorems assume, they are diag(m), m_k = ‖A*_k‖_F, with v_j =
 ⟨V, A*_j⟩/m_j. Attention s is (head, T), positions counted from 0, which the paper counts from 1.
 `targets` s* are (block, T); None is one position a feature, s*_k = e_k.
@@ -28,12 +28,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from numpy.typing import ArrayLike
-from scipy.integrate import solve_ivp
 from scipy.special import softmax
 
 from mechicl.errors import InputError, MechiclError, integer
-from mechicl.theory._arguments import quiet, reals
+from mechicl.theory._arguments import finite, quiet
+from mechicl.theory._integration import follow, increasing
 
 Features = Float[np.ndarray, "block *v"]
 Values = Float[np.ndarray, "head *v"]
@@ -112,7 +111,7 @@ def loss_gradient(
     -----
     Source: derived from yuksel2026 (4).
     """
-    scores = _finite("q", q)
+    scores = finite("q", q)
     if scores.ndim != 2:
         raise InputError(f"q has shape {scores.shape}; accepted: (head, T)")
     aim, flat, s = _model(features, values, softmax(scores, -1), targets)
@@ -197,7 +196,8 @@ def coupled_flow(
 
     V̇ = Σ_j A*_j ⟨s*_j, s⟩ − h‖s‖²V and ṡ = Π(s)(Σ_j ⟨A*_j, V⟩ s*_j − h‖V‖² s).
 
-    From a start with a positive `order_margin` all heads end at s = e_1 and V = A*_1/h.
+    From a start with a positive `mechicl.theory.flow_conditions.order_margin` all heads end at s =
+    e_1 and V = A*_1/h.
 
     Parameters
     ----------
@@ -224,8 +224,8 @@ def coupled_flow(
     -----
     Source: yuksel2026 Theorem 1, reconstructed.
     """
-    values = _finite("value", value)[None]
-    aim, flat, start = _model(features, values, _finite("s", s)[None], targets, least=1)
+    values = finite("value", value)[None]
+    aim, flat, start = _model(features, values, finite("s", s)[None], targets, least=1)
     together = np.array([_heads(n_heads, 2)])
     return _solve(aim, flat, start, together, times, projection, values.shape)
 
@@ -282,20 +282,20 @@ def cooperative_flow(
     -----
     Source: yuksel2026 (8) and its appendix C.4, reconstructed.
     """
-    first = _finite("ensemble", ensemble)[None]
-    last = _finite("free_value", free_value)[None]
-    between = first[:0] if specialised is None else _finite("specialised", specialised)
+    first = finite("ensemble", ensemble)[None]
+    last = finite("free_value", free_value)[None]
+    between = first[:0] if specialised is None else finite("specialised", specialised)
     if not first.shape[1:] == between.shape[1:] == last.shape[1:]:
         raise InputError(
             f"ensemble has shape {first.shape[1:]}, specialised {between.shape}, free_value "
             f"{last.shape[1:]}; accepted: one shape, that of a feature, after the heads' axis"
         )
     values = np.concatenate([first, between, last])
-    attention = _finite("free_s", free_s)
+    attention = finite("free_s", free_s)
     if attention.ndim != 1:
         raise InputError(f"free_s has shape {attention.shape}; accepted: (T)")
     held = len(values) - 1
-    blocks = len(_finite("features", features)) if np.ndim(features) else 0
+    blocks = len(finite("features", features)) if np.ndim(features) else 0
     if len(between) and held > min(blocks, attention.size):
         raise InputError(
             f"{len(between)} specialised heads beside the ensemble; accepted: at most one less "
@@ -353,8 +353,8 @@ def two_scale_flow(
     Source: yuksel2026 (9) and Theorem 4, reconstructed: the fast variable is V alone. It follows
     the cooperative flow the better the more heads there are.
     """
-    values = _finite("free_value", free_value)[None]
-    aim, flat, start = _model(features, values, _finite("free_s", free_s)[None], None, least=1)
+    values = finite("free_value", free_value)[None]
+    aim, flat, start = _model(features, values, finite("free_s", free_s)[None], None, least=1)
     others = _heads(n_heads, 2) - 1
     aim_rest = aim * (np.arange(aim.shape[1]) > 0)
 
@@ -373,145 +373,6 @@ def two_scale_flow(
     loss = [_squared(_residual(aim, v, a, together)) for v, a in zip(both, s, strict=True)]
     shape = (len(when), 2, *values.shape[1:])
     return Flow(when, both.reshape(shape), s, np.array(loss), together)
-
-
-@quiet
-def order_margin(
-    features: Features,
-    value: Float[np.ndarray, "*point"],
-    s: Float[np.ndarray, "*time T"],
-    *,
-    top_only: bool = False,
-) -> Float[np.ndarray, "*time"]:
-    """By how much heads that start alike satisfy the ordering condition of Theorem 1.
-
-    The condition is s_1 ≥ … ≥ s_h ≥ s_i for all i > h, and ⟨A*_1, V⟩ ≥ … ≥ ⟨A*_h, V⟩ ≥ 0. For
-    features that are orthogonal the coupled flow keeps it. `top_only` is the weakest form that is
-    kept, and enough: s_1 ≥ s_i and ⟨A*_1, V⟩ ≥ max(⟨A*_i, V⟩, 0) for all i. For the two-scale flow
-    it is the alignment that Theorem 4 asks of the free head, with the first feature and the first
-    position left out of what is passed.
-
-    Parameters
-    ----------
-    features
-        A*, (block, ...), from one block on.
-    value
-        V, (*time, ...).
-    s
-        (*time, T).
-    top_only
-        Whether the first feature and the first position alone are compared with the others.
-
-    Returns
-    -------
-    np.ndarray
-        (*time): the least of the differences that the condition wants to be at least 0. NaN where
-        a number is.
-
-    Raises
-    ------
-    InputError
-        Shapes that do not fit.
-
-    Notes
-    -----
-    Source: yuksel2026 (5), reconstructed: proved for orthogonal features, and false for others.
-    """
-    array, overlap, attention = _points(features, value, s)
-    h = len(array)
-    if top_only:
-        in_values = [overlap[..., :1] - overlap[..., 1:], overlap[..., :1]]
-        in_s = [attention[..., :1] - attention[..., 1:]]
-    else:
-        in_values = [overlap[..., :-1] - overlap[..., 1:], overlap[..., -1:]]
-        in_s = [
-            attention[..., : h - 1] - attention[..., 1:h],
-            attention[..., h - 1 : h] - attention[..., h:],
-        ]
-    differences = np.concatenate([*in_values, *in_s], -1)
-    return np.asarray(differences.min(-1))
-
-
-@quiet
-def escape_margin(
-    features: Features,
-    free_value: Float[np.ndarray, "*point"],
-    free_s: Float[np.ndarray, "*time T"],
-) -> Float[np.ndarray, "*time"]:
-    """By how much a free head is below the saddle where all heads have the first feature.
-
-    Σ_{j≥2} m_j² − Φ = 2 Σ_{j≥2} s'_j ⟨A*_j, V'⟩ − ‖V'‖²‖s̃‖², with Φ and s̃ of `two_scale_flow`.
-
-    Parameters
-    ----------
-    features
-        A*, (block, ...).
-    free_value, free_s
-        V' and s', (*time, ...) and (*time, T).
-
-    Returns
-    -------
-    np.ndarray
-        (*time). The condition holds where it is above 0: the potential, which never rises, then
-        never returns to the saddle. NaN where a number is.
-
-    Raises
-    ------
-    InputError
-        Shapes that do not fit.
-
-    Notes
-    -----
-    Source: yuksel2026 (10), reconstructed.
-    """
-    array, overlap, attention = _points(features, free_value, free_s)
-    rest = attention[..., 1:]
-    gained = (rest[..., : len(array) - 1] * overlap[..., 1:]).sum(-1)
-    flat = np.reshape(free_value, (*attention.shape[:-1], -1))
-    return np.asarray(2 * gained - (flat**2).sum(-1) * (rest**2).sum(-1))
-
-
-@quiet
-def head_deviation(
-    values: Float[np.ndarray, "time head *v"], s: Float[np.ndarray, "time head T"]
-) -> Float[np.ndarray, " time"]:
-    """How far apart heads are, the largest over pairs of ‖V_j − V_k‖_F and of ‖s_j − s_k‖.
-
-    Parameters
-    ----------
-    values, s
-        Of a `Flow`, (time, head, ...) and (time, head, T).
-
-    Returns
-    -------
-    np.ndarray
-        (time), from 0, at which the heads are coupled. NaN where a number is.
-
-    Raises
-    ------
-    InputError
-        Shapes that do not fit.
-
-    Notes
-    -----
-    Source: yuksel2026 Theorem 2: from heads that start δ apart it stays small for a time that grows
-    as δ falls.
-    """
-    found = [reals("values", values), reals("s", s)]
-    if found[0].ndim < 3 or found[1].ndim != 3 or found[0].shape[:2] != found[1].shape[:2]:
-        raise InputError(
-            f"values have shape {found[0].shape}, s {found[1].shape}; accepted: (time, head, ...) "
-            "and (time, head, T)"
-        )
-    apart = []
-    for array in found:
-        flat = array.reshape(*array.shape[:2], -1)
-        pairs = np.linalg.norm(flat[:, :, None] - flat[:, None], axis=-1)
-        apart.append(pairs.max((1, 2)))
-    return np.maximum(*apart)
-
-
-Velocity = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 @quiet
@@ -537,37 +398,32 @@ def _solve(
 
 
 def _integrate(
-    velocity: Velocity, values: np.ndarray, s: np.ndarray, times: Times
+    velocity: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+    values: np.ndarray,
+    s: np.ndarray,
+    times: Times,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    when = reals("times", times)
-    ordered = when.ndim == 1 and when.size and np.isfinite(when).all()
-    if not (ordered and when[0] >= 0 and (np.diff(when) > 0).all()):
-        raise InputError(f"times = {times!r}; accepted: finite times from 0, increasing")
+    """Follow values and attention together; raise MechiclError where that ends too soon."""
+    when = increasing(times)
 
-    def stacked(_: float, point: np.ndarray) -> np.ndarray:
+    def stacked(point: np.ndarray) -> np.ndarray:
         parts = velocity(
             point[: values.size].reshape(values.shape), point[values.size :].reshape(s.shape)
         )
         return np.concatenate([part.ravel() for part in parts])
 
     start = np.concatenate([values.ravel(), s.ravel()])
-    if not np.isfinite(stacked(0.0, start)).all():
+    if not np.isfinite(stacked(start)).all():
         raise MechiclError(
             "the flow leaves float64 at its start; scale features and values down, and times up by "
             "the square of that"
         )
-    path = start[None]
-    if when[-1] > 0:  # solve_ivp answers an interval of no length with nothing
-        found = solve_ivp(
-            stacked, (0.0, when[-1]), start, method="DOP853", t_eval=when, rtol=1e-10, atol=1e-12
+    path, fault = follow(stacked, start, when)
+    if fault:
+        raise MechiclError(
+            f"the flow could not be followed to time {when[-1]:g}: {fault} Ask for earlier times, "
+            "or scale features and values down, and times up by the square of that"
         )
-        if not found.success:
-            raise MechiclError(
-                f"the flow could not be followed to time {when[-1]:g}: {found.message} Ask for "
-                "earlier times, or scale features and values down, and times up by the square of "
-                "that"
-            )
-        path = found.y.T
     return (
         when,
         path[:, : values.size].reshape(-1, *values.shape),
@@ -603,8 +459,8 @@ def _model(
 
     `least` is the number of heads that are asked for.
     """
-    task, model = _finite("features", features), _finite("values", values)
-    attention = _finite("s", s)
+    task, model = finite("features", features), finite("values", values)
+    attention = finite("s", s)
     shapes = f"features have shape {task.shape}, values {model.shape}, s {attention.shape}"
     if task.ndim < 2 or task.size == 0 or task.shape[1:] != model.shape[1:]:
         raise InputError(
@@ -617,7 +473,7 @@ def _model(
         raise InputError(f"{shapes}; accepted: at least 2 features, or heads have nothing to share")
     if length < blocks:
         raise InputError(f"{shapes}; accepted: at least as many positions (T) as features")
-    aims = np.eye(blocks, length) if targets is None else _finite("targets", targets)
+    aims = np.eye(blocks, length) if targets is None else finite("targets", targets)
     if aims.shape != (blocks, length):
         raise InputError(f"targets have shape {aims.shape}; accepted: {(blocks, length)}")
     for name, rows in (("s", attention), ("targets", aims)):
@@ -628,40 +484,6 @@ def _model(
                 f"{off:.1e}; accepted: rows from 0 that sum to 1 within {_ON_SIMPLEX:g}"
             )
     return task.reshape(blocks, -1).T @ aims, model.reshape(len(model), -1), attention
-
-
-def _points(
-    features: object, value: object, s: object
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return features, ⟨A*_j, V⟩ (*time, block) and s (*time, T)."""
-    task, values, attention = _finite("features", features), reals("value", value), reals("s", s)
-    axes = task.ndim - 1
-    fits = (
-        axes >= 1
-        and task.size > 0
-        and values.ndim >= axes
-        and values.shape[values.ndim - axes :] == task.shape[1:]
-        and attention.ndim == values.ndim - axes + 1
-        and attention.shape[:-1] == values.shape[: values.ndim - axes]
-        and attention.shape[-1] >= len(task)
-    )
-    if not fits:
-        raise InputError(
-            f"features have shape {task.shape}, value {values.shape}, s {attention.shape}; "
-            "accepted: (block, ...), (*time, ...) and (*time, T), T at least the number of blocks"
-        )
-    flat = values.reshape(*attention.shape[:-1], -1)
-    return task, flat @ task.reshape(len(task), -1).T, attention
-
-
-def _finite(name: str, value: ArrayLike | object) -> np.ndarray:
-    array = reals(name, value)
-    if not np.isfinite(array).all():
-        raise InputError(
-            f"{name} has {(~np.isfinite(array)).sum()} numbers that are not finite; accepted: "
-            "finite numbers"
-        )
-    return array
 
 
 def _heads(given: int, least: int) -> int:

@@ -24,12 +24,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.special import entr, log_softmax
-from scipy.stats import ortho_group
 
 from mechicl.errors import InputError, integer
-from mechicl.theory._arguments import Number, constant, quiet, reals
+from mechicl.theory._arguments import quiet, reals
+from mechicl.theory.features import Features, square_features
 
-Features = Float[np.ndarray, "block d d"]
 Tokens = Int[np.ndarray, "*batch pos"]
 Predictions = Float[np.ndarray, "*batch T d"]
 Spans = Sequence[Sequence[int]]
@@ -42,125 +41,6 @@ LARGEST_CHAIN = 2**26
 
 _LARGEST = 2**24
 """Transition probabilities, d^(w+1), that are held at a time: 128 MiB."""
-
-
-def haar_features(
-    n_blocks: int, d: int, *, ratio: Number, base: Number, rng: np.random.Generator
-) -> Features:
-    """Draw features A*_k = m^{h−k} b₀ Q_k, k = 1 … h, with Q_k uniform over orthogonal matrices.
-
-    Parameters
-    ----------
-    n_blocks
-        h, from 1.
-    d
-        Number of tokens, from 2.
-    ratio
-        m, at least 0: each block is as many times as strong as the next.
-    base
-        b₀, at least 0: the singular values of the last block, in logits for a weight of 1.
-    rng
-        Where they are drawn from.
-
-    Returns
-    -------
-    np.ndarray
-        (block, d, d), the strongest first; ‖A*_k‖_F = m^{h−k} b₀ √d.
-
-    Raises
-    ------
-    InputError
-        Constants out of range, alone or together.
-
-    Notes
-    -----
-    Source: yuksel2026 section 2.2. Published: h = 3, d = 50, m = 1.7; b₀ = 20 for spans of 2 and 40
-    for spans of 4: its code sums over spans at a softmax temperature of 0.1, which is 10 a token.
-    """
-    h, width = integer("n_blocks", n_blocks, 1), integer("d", d, 2)
-    strength = constant("ratio", ratio, minimum=0)
-    least = constant("base", base, minimum=0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        scales = least * strength ** np.arange(h - 1, -1, -1.0)
-    if not np.isfinite(scales).all():
-        raise InputError(
-            f"ratio = {strength:g} and base = {least:g} make {scales[0]:g} of the first of {h} "
-            "blocks; accepted: what float64 holds"
-        )
-    drawn = ortho_group.rvs(width, size=h, random_state=rng).reshape(h, width, width)
-    return scales[:, None, None] * drawn
-
-
-def gram_schmidt(
-    features: Float[np.ndarray, "block *value"],
-) -> tuple[Float[np.ndarray, "n *value"], Float[np.ndarray, "block n"]]:
-    """Return a basis of the features, orthonormal by Frobenius, and their coordinates in it.
-
-    A*_k = Σ_{j≤k} c_kj B_j with ⟨B_i, B_j⟩_F = δ_ij and c_kk ≥ 0. Features that are orthogonal
-    have c = diag(‖A*_k‖) and B_k = A*_k/‖A*_k‖.
-
-    Parameters
-    ----------
-    features
-        (block, ...).
-
-    Returns
-    -------
-    basis, coordinates
-        (n, ...) and (block, n), n the smaller of the number of blocks and of entries of a feature.
-
-    Raises
-    ------
-    InputError
-        No features, or numbers that are not finite.
-    """
-    array = reals("features", features)
-    if array.ndim < 2 or array.size == 0 or not np.isfinite(array).all():
-        raise InputError(
-            f"features have shape {array.shape}, {(~np.isfinite(array)).sum()} numbers of them not "
-            "finite; accepted: (block, ...), at least one, all finite"
-        )
-    basis, upper = np.linalg.qr(array.reshape(len(array), -1).T)
-    signs = np.where(np.diagonal(upper) < 0, -1.0, 1.0)
-    return (basis * signs).T.reshape(-1, *array.shape[1:]), (signs[:, None] * upper).T
-
-
-def orthogonalised(features: Features) -> Features:
-    """Make features orthogonal by Frobenius, each as long as before.
-
-    A*_k becomes ‖A*_k‖ B_k, B_k of `gram_schmidt`: the first keeps its direction. Theorem 1 and all
-    that follows from it assume such features; random ones are nearly so at d = 50, not at d = 10.
-
-    Parameters
-    ----------
-    features
-        (block, d, d).
-
-    Returns
-    -------
-    np.ndarray
-        (block, d, d). The matrices are no longer multiples of orthogonal ones.
-
-    Raises
-    ------
-    InputError
-        Features that depend on one another: more than d², or one in the span of those before it.
-
-    Notes
-    -----
-    Source: yuksel2026, an option of the authors' code.
-    """
-    array = _features(features)
-    basis, coordinates = gram_schmidt(array)
-    norms = np.linalg.norm(array, axis=(1, 2))
-    left = np.zeros(len(array))
-    left[: len(basis)] = np.diagonal(coordinates)
-    if (left <= 1e-10 * norms).any():
-        raise InputError(
-            f"feature {int(np.argmax(left <= 1e-10 * norms))} is in the span of those before it; "
-            "accepted: features that are independent, at most d² of them"
-        )
-    return norms[:, None, None] * basis
 
 
 def window(spans: Spans) -> int:
@@ -207,7 +87,7 @@ def logits(
     -----
     Source: yuksel2026 (1); the curves of its Figs. 1 and 6 to 9 drop blocks so.
     """
-    per_lag = _per_lag(features, spans, weights, n_blocks)
+    per_lag = per_lag_features(features, spans, weights, n_blocks)
     known = _tokens(tokens, per_lag.shape[-1], len(per_lag))
     total = np.zeros((*known.shape[:-1], known.shape[-1] - len(per_lag) + 1, per_lag.shape[-1]))
     for heard, seen in zip(per_lag, _lagged(known, len(per_lag), len(per_lag)), strict=True):
@@ -318,7 +198,7 @@ def log_conditional(
     -----
     Source: yuksel2026 section 2.2, "maximum context length c"; there trained models stand for it.
     """
-    per_lag = _per_lag(features, spans, weights, None)
+    per_lag = per_lag_features(features, spans, weights, None)
     w, d = per_lag.shape[:2]
     known = _tokens(tokens, d, w)
     heard = integer("c", c, 0)
@@ -431,11 +311,31 @@ def _lagged(tokens: np.ndarray, n_lags: int, w: int) -> Iterator[np.ndarray]:
         yield tokens[..., w - 1 - lag : tokens.shape[-1] - lag]
 
 
-def _per_lag(
-    features: object, spans: Spans, weights: Weights, n_blocks: int | None
+def per_lag_features(
+    features: object, spans: Spans, weights: Weights = None, n_blocks: int | None = None
 ) -> Float[np.ndarray, "w d d"]:
-    """Return Σ_k α_i A*_k for every lag i: the logits are linear in each token of the window."""
-    matrices, lags = _features(features), _spans(spans)
+    """Sum over blocks, Σ_k α_i A*_k, for every lag i: logits are linear in each token of a window.
+
+    Parameters
+    ----------
+    features, spans, weights, n_blocks
+        As in `logits`.
+
+    Returns
+    -------
+    np.ndarray
+        (w, d, d), output axis before input axis; 0 for a lag that no block reads.
+
+    Raises
+    ------
+    InputError
+        A chain out of range.
+
+    Notes
+    -----
+    Source: yuksel2026 (1).
+    """
+    matrices, lags = square_features(features), _spans(spans)
     shares = [[1 / len(span)] * len(span) for span in lags]
     if weights is not None:
         shares = [np.ravel(reals("weights", part)).tolist() for part in weights]
@@ -462,17 +362,6 @@ def _per_lag(
         for lag, weight in zip(span, share, strict=True):
             total[lag] += weight * matrix
     return total
-
-
-def _features(features: object) -> Features:
-    array = reals("features", features)
-    square = array.ndim == 3 and array.shape[-1] == array.shape[-2]
-    if not square or array.size == 0 or not np.isfinite(array).all():
-        raise InputError(
-            f"features have shape {array.shape}, {(~np.isfinite(array)).sum()} numbers of them not "
-            "finite; accepted: (block, d, d), at least one, all finite"
-        )
-    return array
 
 
 def _spans(spans: Spans) -> list[list[int]]:

@@ -309,6 +309,13 @@ def test_flow_loses_what_the_gradient_says() -> None:
     np.testing.assert_allclose(slope, -(gradient**2).sum(-1), rtol=1e-4)
 
 
+def test_a_flow_that_is_looked_at_where_it_starts() -> None:
+    for times in ([0.0], [0.0, 1e-300]):
+        omega, mu = gradient_flow(OMEGA3, MU3, times=times, **PUBLISHED)
+        np.testing.assert_array_equal(omega, np.broadcast_to(OMEGA3, (len(times), 3)))
+        np.testing.assert_array_equal(mu, np.broadcast_to(MU3, (len(times), 3)))
+
+
 def test_flow_ends_where_descent_does() -> None:
     times = np.array([10.0, 100.0])
     omega, mu = gradient_flow(*OPPOSITE, times=times, **PUBLISHED)

@@ -16,15 +16,13 @@ from mechicl.theory.factorization_flow import (
     Flow,
     cooperative_flow,
     coupled_flow,
-    escape_margin,
     free_flow,
-    head_deviation,
     loss_gradient,
-    order_margin,
     population_loss,
     two_scale_flow,
 )
-from mechicl.theory.markov_chain import gram_schmidt, haar_features, orthogonalised
+from mechicl.theory.features import gram_schmidt, haar_features, orthogonalised
+from mechicl.theory.flow_conditions import escape_margin, head_deviation, order_margin
 
 FEATURES = np.diag([2.89, 1.7, 1.0])
 """Orthogonal features in their own basis, m = (1.7², 1.7, 1)."""
@@ -347,24 +345,6 @@ def test_coupled_flow_starts_as_written() -> None:
         np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_order_margin_by_hand() -> None:
-    v, s = np.array([1.0, 1.0, 0.5]), np.array([0.4, 0.3, 0.1, 0.05, 0.15])
-    # ⟨A*_j, V⟩ = 2.89, 1.7, 0.5; the third position is below the fifth.
-    assert order_margin(FEATURES, v, s) == pytest.approx(-0.05)
-    assert order_margin(FEATURES, v, s[[0, 1, 4, 2, 3]]) == pytest.approx(0.05)
-    assert order_margin(FEATURES, v, s, top_only=True) == pytest.approx(0.1)
-    assert order_margin(FEATURES, [0.1, 1.0, 0.5], s, top_only=True) == pytest.approx(-1.411)
-    assert order_margin(FEATURES, [1.0, 1.0, -0.5], s[[0, 1, 4, 2, 3]]) == pytest.approx(-0.5)
-    assert order_margin(FEATURES, [-1.0, -2.0, -3.0], s, top_only=True) == pytest.approx(-2.89)
-    assert order_margin(FEATURES, np.zeros(3), np.full(4, 0.25)) == 0
-    path = np.stack([v, v]), np.stack([s, s[[0, 1, 4, 2, 3]]])
-    assert order_margin(FEATURES, *path) == pytest.approx([-0.05, 0.05])
-    assert np.isnan(order_margin(FEATURES, v * np.nan, s))
-    turned = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
-    rotated = order_margin(FEATURES @ turned, v @ turned, s[[0, 1, 4, 2, 3]])
-    assert rotated == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize("projection", ["squared", "single"])
 @pytest.mark.parametrize("top_only", [False, True])
 def test_order_is_kept_and_the_first_feature_is_learnt(projection: str, top_only: bool) -> None:
@@ -436,17 +416,6 @@ def test_heads_part_later_the_closer_they_start() -> None:
     assert parted[0] < 45 < parted[1] < 150 < 250 < parted[2] < 480
     alike = free_flow(FEATURES, np.zeros((3, 3)), np.full((3, 40), 1 / 40), times=when)
     assert head_deviation(alike.values, alike.s).max() == 0
-
-
-def test_head_deviation_by_hand() -> None:
-    values = np.zeros((2, 3, 2, 2))
-    values[1, 2] = [[3, 0], [0, 4]]
-    s = np.full((2, 3, 4), 0.25)
-    assert head_deviation(values, s).tolist() == [0, 5]
-    s[0, 1] = [1, 0, 0, 0]
-    assert head_deviation(values, s) == pytest.approx([0.75**0.5, 5])
-    values[1, 0, 0, 0] = np.nan
-    assert np.isnan(head_deviation(values, s)).tolist() == [False, True]
 
 
 # --- Eq. 8: one free head -------------------------------------------------------------------------
@@ -668,21 +637,22 @@ CALLS: dict[str, Callable[..., object]] = {
     "escape_margin": lambda f, A, V, s: f(A, V, s),
     "head_deviation": lambda f, _, V, s: f(np.stack([V, V]), np.stack([s, s])),
 }
+FUNCTIONS = {
+    name: value
+    for module in (factorization_flow, flow_conditions)
+    for name, value in vars(module).items()
+    if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+}
 every_function = pytest.mark.parametrize("name", sorted(CALLS))
 
 
 def test_every_public_function_is_covered() -> None:
-    public = [
-        name
-        for name, value in vars(factorization_flow).items()
-        if inspect.isfunction(value) and value.__module__ == factorization_flow.__name__
-    ]
-    assert {name for name in public if name[0] != "_"} == CALLS.keys()
+    assert FUNCTIONS.keys() == CALLS.keys()
 
 
 @every_function
 def test_shapes_are_as_annotated(name: str) -> None:
-    typed = jaxtyped(typechecker=beartype)(getattr(factorization_flow, name))
+    typed = jaxtyped(typechecker=beartype)(FUNCTIONS[name])
     rng = np.random.default_rng(0)
     matrices, s = rng.standard_normal((3, 2, 2)), rng.dirichlet(np.ones(4), 2)
     for features in (matrices, matrices.reshape(3, 4)):
@@ -700,7 +670,7 @@ def test_shapes_are_as_annotated(name: str) -> None:
 
 @every_function
 def test_bad_numbers_are_refused(name: str) -> None:
-    function = getattr(factorization_flow, name)
+    function = FUNCTIONS[name]
     with pytest.raises(InputError, match="accepted: real numbers"):
         CALLS[name](function, FEATURES, VALUES.astype(str), S)
     if name != "head_deviation":

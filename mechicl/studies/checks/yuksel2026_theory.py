@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from mechicl.studies.checks.base import Measurement, Outcome, check, curves
 from mechicl.theory import factorization_flow as flow
+from mechicl.theory import flow_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,7 +84,7 @@ def _ordered_starts(
         s = -np.sort(-rng.dirichlet(np.ones(n_positions)))
         value = -np.sort(-rng.exponential(size=len(features))) / np.diag(features)
         found = flow.coupled_flow(features, value, s, n_heads=len(features), times=times)
-        margins = flow.order_margin(features, found.values[:, 0], found.s[:, 0])
+        margins = flow_conditions.order_margin(features, found.values[:, 0], found.s[:, 0])
         kept.append(margins.min() > -_ROUNDING)
         first.append(found.s[-1, 0].argmax() == 0)
     return float(np.mean(kept)), float(np.mean(first))
@@ -115,7 +116,7 @@ def _parting_time(
     s = s * np.exp(size * rng.normal(size=s.shape))
     times = np.linspace(0, _LONGEST, 2001)
     found = flow.free_flow(features, values, s / s.sum(1, keepdims=True), times=times)
-    apart = flow.head_deviation(found.values, found.s) > _APART
+    apart = flow_conditions.head_deviation(found.values, found.s) > _APART
     return float(times[apart.argmax()]) if apart.any() else np.nan
 
 
