@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from scipy.special import softmax
 
 from mechicl.errors import InputError, MechiclError
-from mechicl.theory import factorization_flow
+from mechicl.theory import factorization_flow, flow_conditions
 from mechicl.theory.factorization_flow import (
     Flow,
     cooperative_flow,
