@@ -44,4 +44,6 @@ def follow(
         rtol=1e-10,
         atol=1e-12,
     )
-    return np.reshape(found.y.T, (-1, start.size)), "" if found.success else found.message
+    # Where it fails before the first time it answers with a list that is empty.
+    path = np.reshape(np.transpose(found.y), (-1, start.size))
+    return path, "" if found.success else found.message
