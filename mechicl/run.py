@@ -3,7 +3,6 @@
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -20,19 +19,16 @@ from mechicl.errors import (
     MechiclError,
     NothingToAnalyseError,
     integer,
-    unknown,
 )
 from mechicl.paths import local_directory, path_text
 from mechicl.tasks import Task
 from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
+from mechicl.training.devices import require_device
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformer_lens import HookedTransformer
 
 RunLike: TypeAlias = "Run | str | Path"
-
-DEVICES = ("auto", "cpu", "cuda")
 
 _CACHE_LIMIT = 2**30  # bytes of activations that `Run.cache` returns without being asked twice
 
@@ -225,10 +221,12 @@ class Run:
         """
         import torch
 
+        from mechicl.models.activations import weights_at
+
         checkpoint = load(
             self.select(step, seed, method=method)[list(self.params)], where=self.path
         )
-        weights = _weights(checkpoint, 0, 0)
+        weights = weights_at(checkpoint, 0, 0)
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
             at = self.trajectory["diverged_at"].sel(seed=seed).item()
             raise MechiclError(
@@ -270,63 +268,18 @@ class Run:
             For a hook point that the model has not (with near matches), or one that never fires,
             and for a result above `limit`.
         """
-        from mechicl.models.hooked import hook_dims
+        from mechicl.models.activations import activations
 
-        names = [names] if isinstance(names, str) else list(names)
-        if not names:
-            raise InputError("no hook points were named; mechicl's are those of TransformerLens")
-        inputs = self.recipe.model.windows(self.task, self._inputs(prompts))
-        chosen = load(self.select(steps, seeds)[list(self.params)], where=self.path)
-        first = self._activations(_weights(chosen, 0, 0), names, inputs[:1])
-        grid = (chosen.sizes["seed"], chosen.sizes["step"])
-        shapes = {name: (*grid, len(inputs), *one.shape[1:]) for name, one in first.items()}
-        nbytes = sum(4 * prod(shape) for shape in shapes.values())
-        if nbytes > integer("limit", limit, 0):
-            raise InputError(
-                f"these activations take {nbytes / 2**20:.0f} MiB, above the limit of "
-                f"{limit / 2**20:.0f} MiB; take fewer steps, seeds or prompts, or give limit="
-            )
-        out = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
-        for index in np.ndindex(grid):
-            for name, value in self._activations(_weights(chosen, *index), names, inputs).items():
-                out[name][index] = value
-        return xr.Dataset(
-            {name: (("seed", "step", *hook_dims(name)), value) for name, value in out.items()},
-            coords={"seed": chosen["seed"], "step": chosen["step"]},
-            attrs={"run_digest": self.trajectory.attrs["run_digest"]},
+        found = activations(
+            self.recipe.model,
+            self.task,
+            self.select(steps, seeds)[list(self.params)],
+            names,
+            prompts=prompts,
+            limit=limit,
+            load=partial(load, where=self.path),
         )
-
-    def _inputs(self, prompts: xr.Dataset) -> "Tensor":
-        """Return the prompts' inputs as a tensor, whatever order their dims are in."""
-        import torch
-
-        dims = ("batch", *self.task.input_dims)
-        wanted = f"prompts are a Dataset with inputs ({', '.join(dims)}), as run.task.sample gives"
-        if not isinstance(prompts, xr.Dataset) or "inputs" not in prompts:
-            raise InputError(f"{wanted}; given {type(prompts).__name__}")
-        inputs = prompts["inputs"]
-        if set(inputs.dims) != set(dims) or inputs.sizes["batch"] == 0:
-            raise InputError(f"{wanted}, one at least; given {dict(inputs.sizes)}")
-        kind = np.int64 if self.task.input_kind == "tokens" else np.float32
-        ordered = np.ascontiguousarray(inputs.transpose(*dims).values, dtype=kind)
-        return torch.from_numpy(ordered)
-
-    def _activations(
-        self, weights: "Mapping[str, Tensor]", names: Sequence[str], inputs: "Tensor"
-    ) -> dict[str, np.ndarray]:
-        """Return what passes each hook point of the model with these weights."""
-        import torch
-
-        model = self.recipe.model.hooked(self.task, weights)
-        for name in names:
-            if name not in model.hook_dict:
-                raise unknown("hook point", name, model.hook_dict)
-        with torch.no_grad():
-            _, cache = model.run_with_cache(inputs, names_filter=list(names))
-        silent = [name for name in names if name not in cache]
-        if silent:
-            raise InputError(f"hook points {silent} do not fire in this model's forward pass")
-        return {name: cache[name].numpy() for name in names}
+        return found.assign_attrs(run_digest=self.trajectory.attrs["run_digest"])
 
     def forward(
         self, *, skip_damaged: bool = False, against: "Mapping[str, Run] | None" = None
@@ -442,7 +395,7 @@ class Run:
         if others and not probe.comparative:
             raise InputError(
                 f"probe {probe.name!r} holds a run against no other; given {', '.join(others)}. "
-                f"Those that do: {', '.join(_comparative())}"
+                f"Those that do: {', '.join(analyses.comparative())}"
             )
         reason = self.objection(name)
         if reason is not None:
@@ -533,16 +486,6 @@ def named_runs(
     return found
 
 
-def _comparative() -> list[str]:
-    return [name for name in analyses.names() if analyses.get(name).comparative]
-
-
-def require_device(device: str) -> None:
-    """Raise InputError for what is the name of no device."""
-    if device not in DEVICES:
-        raise InputError(f"device is one of {', '.join(DEVICES)}; given {device!r}")
-
-
 def _integers(name: str, given: Any) -> list[int]:
     """Return one integer or several as a list; raise InputError for anything else, or for none."""
     several = isinstance(given, Iterable) and not isinstance(given, str)
@@ -550,13 +493,3 @@ def _integers(name: str, given: Any) -> list[int]:
     if not values:
         raise InputError(f"{name} is empty; leave it out to take all")
     return values
-
-
-def _weights(parameters: xr.Dataset, seed: int, step: int) -> "dict[str, Tensor]":
-    """Return a copy of one checkpoint's parameters, by position."""
-    import torch
-
-    return {
-        str(name): torch.from_numpy(values.values[seed, step].copy())
-        for name, values in parameters.items()
-    }

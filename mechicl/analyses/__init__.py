@@ -1,5 +1,5 @@
 """Probes: named analyses of a trajectory, one module a probe, found by name in one registry."""
 
-from mechicl.analyses.probe import Against, Forward, Probe, get, names, probe
+from mechicl.analyses.probe import Against, Forward, Probe, comparative, get, names, probe
 
-__all__ = ["Against", "Forward", "Probe", "get", "names", "probe"]
+__all__ = ["Against", "Forward", "Probe", "comparative", "get", "names", "probe"]

@@ -372,6 +372,11 @@ def names() -> tuple[str, ...]:
     return _REGISTRY.names()
 
 
+def comparative() -> tuple[str, ...]:
+    """Return the names of the probes that take other runs, sorted."""
+    return tuple(name for name in names() if get(name).comparative)
+
+
 def since(holds: xr.DataArray) -> xr.DataArray:
     """Return the first step from which `holds` is 1 to the last step of each seed.
 

@@ -74,8 +74,7 @@ def _each(
     name, declared = next(iter(model.parameters(task).items()))
     inner = len(declared.dims) - len(("seed", "step"))
     leading = stacked[name].shape[: stacked[name].ndim - inner]
-    kind = np.int64 if task.input_kind == "tokens" else np.float32
-    parts = torch.from_numpy(np.ascontiguousarray(inputs, kind)).split(_PROMPTS_AT_ONCE)
+    parts = torch.from_numpy(np.ascontiguousarray(inputs, task.input_dtype)).split(_PROMPTS_AT_ONCE)
 
     def of_one(index: tuple[int, ...]) -> np.ndarray:
         weights = {name: torch.from_numpy(value[index].copy()) for name, value in stacked.items()}

@@ -17,11 +17,12 @@ from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 from mechicl.paths import local_directory
 from mechicl.results import write_aside
-from mechicl.run import Run, open_run, require_device, train
+from mechicl.run import Run, open_run, train
 from mechicl.studies import checks
 from mechicl.studies.checks import Measurement
 from mechicl.studies.claims import Claim, Verdict, chosen, load_claim, verdict, wilson
 from mechicl.training import Recipe, load_recipe
+from mechicl.training.devices import require_device
 from mechicl.version import __version__
 
 Watch = Callable[[Recipe], AbstractContextManager[Mapping[str, Any]]]

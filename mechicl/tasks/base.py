@@ -54,6 +54,11 @@ class Task(Config, ABC):
     """What prompts are made of; a model reads one kind and refuses the other."""
 
     @property
+    def input_dtype(self) -> type[np.number]:
+        """Type of inputs as models read them: float32, or int64 for token ids."""
+        return np.int64 if self.input_kind == "tokens" else np.float32
+
+    @property
     @abstractmethod
     def n_positions(self) -> int:
         """Positions of a prompt that the model reads."""

@@ -17,6 +17,7 @@ from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter, read_config
 from mechicl.errors import DamagedRunError, InputError
 from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.training.compilation import compiled_step
+from mechicl.training.devices import require_device
 from mechicl.training.preflight import check_room
 from mechicl.training.recipe import Recipe, stored_recipe
 from mechicl.training.step import State, Step, in_order, initial_state, make_step
@@ -130,8 +131,7 @@ def train(
 
 
 def _resolve_device(device: str) -> str:
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device is auto, cpu or cuda; given {device!r}")
+    require_device(device)
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError(
             "device cuda was asked for, but torch sees no CUDA device; use cpu or auto"
