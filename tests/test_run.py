@@ -15,6 +15,7 @@ import mechicl
 from mechicl import analyses
 from mechicl.errors import DamagedRunError, InputError, MechiclError
 from mechicl.run import Run
+from mechicl.theory import exact_risk
 from mechicl.theory import linear_regression as theory
 from mechicl.training import load_recipe
 
@@ -85,7 +86,7 @@ def test_measured_loss_and_its_approximation(trained: Run) -> None:
         result["measured_loss"].sel(seed=0).item(),
         result["measured_error"].sel(seed=0).item(),
     )
-    floor = theory.debiased_gd_risk(theory.optimal_learning_rate(**at(trained)), **at(trained))
+    floor = exact_risk.debiased_gd_risk(theory.optimal_learning_rate(**at(trained)), **at(trained))
     assert error < 0.005
     assert floor - 4 * error < loss < 1.05 * floor + 4 * error
     assert 0.2208 < result["approximate_loss"].sel(seed=0).item() < 0.24

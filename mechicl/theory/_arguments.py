@@ -26,6 +26,16 @@ def constant(name: str, value: object, *, minimum: float, whole: bool = False) -
     return float(number)
 
 
+def task_constants(
+    d: object, n_context: object, noise_variance: object
+) -> tuple[float, float, float]:
+    return (
+        constant("d", d, minimum=1, whole=True),
+        constant("n_context", n_context, minimum=1, whole=True),
+        constant("noise_variance", noise_variance, minimum=0),
+    )
+
+
 def reals(name: str, value: ArrayLike | object, *, minimum: float = -np.inf) -> np.ndarray:
     """Return `value` in float64; NaN passes, as the mark of what is undefined."""
     try:

@@ -1,4 +1,4 @@
-"""Approximate loss, solution manifold and exact risks of in-context linear regression (he2025).
+"""Approximate loss and solution manifold of in-context linear regression (he2025).
 
 The task has covariates x ~ N(0, I_d), responses y = βᵀx + ε with β ~ N(0, I_d/d) and ε ~ N(0, σ²),
 and L examples a context. Functions take these constants by keyword: `d` ≥ 1 and `n_context` =
@@ -20,6 +20,7 @@ from mechicl.theory._arguments import (
     per_head,
     quiet,
     reals,
+    task_constants,
 )
 
 _LARGEST_EXPONENT = float(np.log(np.finfo(float).max))
@@ -58,7 +59,7 @@ def approximate_loss(
     -----
     Source: he2025 (4.1).
     """
-    d, length, variance = _constants(d, n_context, noise_variance)
+    d, length, variance = task_constants(d, n_context, noise_variance)
     omega, mu = per_head(omega=omega, mu=mu)
     spread = np.einsum("...h,...hk,...k->...", mu, _kernel(omega, d), mu)
     # 1 + σ² − 2s + s² as σ² + (1 − s)²: no cancellation near the optimum.
@@ -97,7 +98,7 @@ def approximate_loss_gradient(
     -----
     Source: derivatives of he2025 (4.1); the updates of section 4.2 are their Taylor series.
     """
-    d, length, variance = _constants(d, n_context, noise_variance)
+    d, length, variance = task_constants(d, n_context, noise_variance)
     omega, mu = per_head(omega=omega, mu=mu)
     c = (1 + variance) / length
     kernel = _kernel(omega, d)
@@ -141,7 +142,7 @@ def optimal_ov(
     -----
     Source: he2025 (4.1), stationary in μ.
     """
-    d, length, variance = _constants(d, n_context, noise_variance)
+    d, length, variance = task_constants(d, n_context, noise_variance)
     (omega,) = per_head(omega=omega)
     system = omega[..., :, None] * omega[..., None, :] + (1 + variance) / length * _kernel(omega, d)
     defined = np.asarray(np.isfinite(system).all((-2, -1)))
@@ -187,7 +188,7 @@ def manifold_ov(
     -----
     Source: he2025 (4.6).
     """
-    constants = _constants(d, n_context, noise_variance)
+    constants = task_constants(d, n_context, noise_variance)
     gamma = reals("gamma", gamma, minimum=0)
     scale = np.where(gamma > 0, gamma, np.nan)
     return np.asarray(1 / (2 * scale * (1 + _excess(gamma, *constants))))
@@ -224,7 +225,7 @@ def manifold_loss(
     -----
     Source: he2025, text before (4.6), whose last norm lacks its square.
     """
-    constants = _constants(d, n_context, noise_variance)
+    constants = task_constants(d, n_context, noise_variance)
     gamma = reals("gamma", gamma, minimum=0)
     return np.asarray(1 + constants[-1] - 1 / (1 + _excess(gamma, *constants)))
 
@@ -326,7 +327,7 @@ def optimal_learning_rate(*, d: Number, n_context: Number, noise_variance: Numbe
     -----
     Source: he2025, Theorem 4.2 (ii).
     """
-    d, length, variance = _constants(d, n_context, noise_variance)
+    d, length, variance = task_constants(d, n_context, noise_variance)
     return 1 / (1 + (1 + variance) * d / length)
 
 
@@ -357,108 +358,9 @@ def single_head_optimum(
     -----
     Source: he2025, below (4.12).
     """
-    d, length, variance = _constants(d, n_context, noise_variance)
+    d, length, variance = task_constants(d, n_context, noise_variance)
     root = float(np.sqrt(d))
     return 1 / root, root / (1 + np.e * (1 + variance) * d / length)
-
-
-@quiet
-def debiased_gd_risk(
-    learning_rate: Scalars, *, d: Number, n_context: Number, noise_variance: Number
-) -> Float[np.ndarray, "*#batch"]:
-    """Return the expected squared error, noise included, of one step of debiased gradient descent.
-
-    R(η) = 1 + σ² − 2η(L−1)/L + η²(L−1)(L + d(1+σ²))/L². It is exact, and the true loss of a pair
-    of heads on the solution manifold as γ → 0.
-
-    Parameters
-    ----------
-    learning_rate
-        η, any shape.
-    d, n_context, noise_variance
-        Constants of the task.
-
-    Returns
-    -------
-    np.ndarray
-        Shape of `learning_rate`, at least σ²; least at `optimal_learning_rate`, where it
-        is 1 + σ² − (1 − 1/L)η*.
-
-    Raises
-    ------
-    InputError
-        Constants out of range.
-
-    Notes
-    -----
-    Source: derived for the predictor of he2025 (4.11); the paper does not state it.
-    """
-    d, length, variance = _constants(d, n_context, noise_variance)
-    rate = reals("learning_rate", learning_rate)
-    kept = (length - 1) / length
-    square = kept * (length + d * (1 + variance)) / length
-    return np.asarray(1 + variance - 2 * rate * kept + rate**2 * square)
-
-
-@quiet
-def vanilla_gd_risk(
-    learning_rate: Scalars, *, d: Number, n_context: Number, noise_variance: Number
-) -> Float[np.ndarray, "*#batch"]:
-    """Return the expected squared error, noise included, of one step of gradient descent.
-
-    R(η) = 1 + σ² − 2η + η²(1 + (d + 1 + dσ²)/L), exact.
-
-    Parameters
-    ----------
-    learning_rate
-        η, any shape.
-    d, n_context, noise_variance
-        Constants of the task.
-
-    Returns
-    -------
-    np.ndarray
-        Shape of `learning_rate`, at least σ²; least at `optimal_vanilla_learning_rate`.
-
-    Raises
-    ------
-    InputError
-        Constants out of range.
-
-    Notes
-    -----
-    Source: derived for he2025 (4.11) without the centring; the paper does not state it.
-    """
-    d, length, variance = _constants(d, n_context, noise_variance)
-    rate = reals("learning_rate", learning_rate)
-    square = 1 + (d + 1 + d * variance) / length
-    return np.asarray(1 + variance - 2 * rate + rate**2 * square)
-
-
-def optimal_vanilla_learning_rate(*, d: Number, n_context: Number, noise_variance: Number) -> float:
-    """Learning rate at which `vanilla_gd_risk` is least: 1 / (1 + (d + 1 + dσ²)/L).
-
-    Parameters
-    ----------
-    d, n_context, noise_variance
-        Constants of the task.
-
-    Returns
-    -------
-    float
-        In (0, 1), a little below `optimal_learning_rate`.
-
-    Raises
-    ------
-    InputError
-        Constants out of range.
-
-    Notes
-    -----
-    Source: minimum of `vanilla_gd_risk`; the paper does not state it.
-    """
-    d, length, variance = _constants(d, n_context, noise_variance)
-    return 1 / (1 + (d + 1 + d * variance) / length)
 
 
 @quiet
@@ -495,14 +397,6 @@ def effective_learning_rate(
     coefficient = constant("slope", slope, minimum=0)
     omega, mu = per_head(omega=omega, mu=mu)
     return np.asarray(coefficient * np.abs(omega * mu).sum(-1))
-
-
-def _constants(d: object, n_context: object, noise_variance: object) -> tuple[float, float, float]:
-    return (
-        constant("d", d, minimum=1, whole=True),
-        constant("n_context", n_context, minimum=1, whole=True),
-        constant("noise_variance", noise_variance, minimum=0),
-    )
 
 
 def _kernel(omega: Float[np.ndarray, "*batch H"], d: float) -> Float[np.ndarray, "*batch H H"]:

@@ -9,8 +9,8 @@ from mechicl import tasks
 from mechicl.errors import InputError
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.streams import generator
+from mechicl.theory import exact_risk, preconditioned
 from mechicl.theory import linear_regression as theory
-from mechicl.theory import preconditioned
 
 KMS = tuple(tuple(0.5 ** abs(i - j) for j in range(3)) for i in range(3))
 
@@ -144,8 +144,10 @@ def test_references_reach_their_exact_risks() -> None:
     names = {"ridge", "least_squares", "vanilla_gd", "debiased_gd", "single_head"}
     assert set(errors) == names
     exact = {
-        "vanilla_gd": theory.vanilla_gd_risk(theory.optimal_vanilla_learning_rate(**at), **at),
-        "debiased_gd": theory.debiased_gd_risk(theory.optimal_learning_rate(**at), **at),
+        "vanilla_gd": exact_risk.vanilla_gd_risk(
+            exact_risk.optimal_vanilla_learning_rate(**at), **at
+        ),
+        "debiased_gd": exact_risk.debiased_gd_risk(theory.optimal_learning_rate(**at), **at),
     }
     for name, risk in exact.items():
         error = errors[name]

@@ -17,11 +17,13 @@ from mechicl.theory.bayes import (
     limiting_risk_ratio,
     risk_ratio_bound,
 )
-from mechicl.theory.linear_regression import (
+from mechicl.theory.exact_risk import (
     debiased_gd_risk,
-    optimal_learning_rate,
     optimal_vanilla_learning_rate,
     vanilla_gd_risk,
+)
+from mechicl.theory.linear_regression import (
+    optimal_learning_rate,
 )
 from mechicl.theory.regressors import debiased_gd, ridge
 

@@ -14,20 +14,22 @@ from jaxtyping import jaxtyped
 from scipy.optimize import minimize, minimize_scalar
 
 from mechicl.errors import InputError
-from mechicl.theory import linear_regression
+from mechicl.theory import exact_risk, linear_regression
+from mechicl.theory.exact_risk import (
+    debiased_gd_risk,
+    optimal_vanilla_learning_rate,
+    vanilla_gd_risk,
+)
 from mechicl.theory.linear_regression import (
     approximate_loss,
     approximate_loss_gradient,
-    debiased_gd_risk,
     effective_learning_rate,
     manifold_loss,
     manifold_ov,
     nearest_on_manifold,
     optimal_learning_rate,
     optimal_ov,
-    optimal_vanilla_learning_rate,
     single_head_optimum,
-    vanilla_gd_risk,
 )
 from mechicl.theory.regressors import debiased_gd
 
@@ -642,9 +644,10 @@ def _public() -> dict[str, Callable]:
     """Whatever takes the constants of the task; `effective_learning_rate` has a test of its own."""
     return {
         name: function
-        for name, function in vars(linear_regression).items()
+        for module in (linear_regression, exact_risk)
+        for name, function in vars(module).items()
         if inspect.isfunction(function)
-        and function.__module__ == linear_regression.__name__
+        and function.__module__ == module.__name__
         and not name.startswith("_")
         and "d" in inspect.signature(function).parameters
     }

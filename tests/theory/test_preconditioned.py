@@ -11,7 +11,7 @@ from scipy.linalg import inv, toeplitz
 from scipy.optimize import minimize, minimize_scalar
 
 from mechicl.errors import InputError
-from mechicl.theory import linear_regression, preconditioned
+from mechicl.theory import exact_risk, linear_regression, preconditioned
 from mechicl.theory.preconditioned import (
     kac_murdock_szego,
     optimal_preconditioner,
@@ -183,11 +183,11 @@ def test_risk_against_simulation(constants: dict[str, float], debiased: bool) ->
 def test_isotropic_risk_is_that_of_linear_regression(debiased: bool) -> None:
     for d, length, variance in ((5, 40, 0.1), (8, 24, 0.7), (1, 1, 0.0), (3, 1, 2.0)):
         at = {"n_context": length, "noise_variance": variance}
-        risk = linear_regression.debiased_gd_risk if debiased else linear_regression.vanilla_gd_risk
+        risk = exact_risk.debiased_gd_risk if debiased else exact_risk.vanilla_gd_risk
         rate = (
             linear_regression.optimal_learning_rate
             if debiased
-            else linear_regression.optimal_vanilla_learning_rate
+            else exact_risk.optimal_vanilla_learning_rate
         )(d=d, **at)
         for eta in (0.0, 0.4, rate, 1.5):
             found = preconditioned_gd_risk(eta * np.eye(d), np.eye(d), **at, debiased=debiased)

@@ -13,10 +13,9 @@ from jaxtyping import jaxtyped
 
 from mechicl.errors import InputError
 from mechicl.theory import regressors
+from mechicl.theory.exact_risk import debiased_gd_risk, vanilla_gd_risk
 from mechicl.theory.linear_regression import (
-    debiased_gd_risk,
     optimal_learning_rate,
-    vanilla_gd_risk,
 )
 from mechicl.theory.regressors import (
     condition_number,

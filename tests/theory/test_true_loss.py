@@ -6,9 +6,9 @@ from beartype import beartype
 from jaxtyping import jaxtyped
 
 from mechicl.errors import InputError
+from mechicl.theory.exact_risk import debiased_gd_risk
 from mechicl.theory.linear_regression import (
     approximate_loss,
-    debiased_gd_risk,
     optimal_learning_rate,
 )
 from mechicl.theory.regressors import kernel_regression

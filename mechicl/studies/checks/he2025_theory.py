@@ -13,6 +13,7 @@ from mechicl.theory import (
     attention,
     bayes,
     descent,
+    exact_risk,
     linear_regression,
     regressors,
     true_loss,
@@ -231,9 +232,9 @@ def limiting_ratio(
     own = d / n_context
     limit = float(bayes.limiting_bayes_risk(own, noise_variance=noise_variance))
     at = {"d": d, "n_context": n_context, "noise_variance": noise_variance}
-    exact = linear_regression.debiased_gd_risk(linear_regression.optimal_learning_rate(**at), **at)
+    exact = exact_risk.debiased_gd_risk(linear_regression.optimal_learning_rate(**at), **at)
     small = _bayes_risks(rng, 5, 40, 0.1, 20_000)
-    gd = linear_regression.debiased_gd_risk(linear_regression.optimal_learning_rate(**_AT), **_AT)
+    gd = exact_risk.debiased_gd_risk(linear_regression.optimal_learning_rate(**_AT), **_AT)
     error = risks.std(ddof=1) / np.sqrt(n_contexts) / limit
     measurements = (
         Measurement("share of the grid within the bound", float(inside[applies].mean())),
