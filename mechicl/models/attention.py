@@ -156,6 +156,13 @@ class OneLayerAttention(Model, ABC):
             weigh=None if self.is_softmax else partial(self.weigh, task, dim=-1),
         )
 
+    def answers(
+        self, task: Task, output: "Float[Tensor, '*variants batch pos d_model']"
+    ) -> "Float[Tensor, '*variants_batch_response']":
+        """Return the last entry of the last position (2.3), or the last N of N responses."""
+        last = output[..., -1, :]
+        return last[..., -task.target_sizes["response"] :] if task.target_sizes else last[..., -1]
+
 
 def softmax(
     scores: "Float[Tensor, '...']", dim: int, allowed: "Bool[Tensor, '...'] | None" = None

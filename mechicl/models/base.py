@@ -141,6 +141,15 @@ class Model(Config, ABC):
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return a HookedTransformer that holds a copy of `parameters`, (layer, ...)."""
 
+    @abstractmethod
+    def answers(
+        self, task: Task, output: "Float[Tensor, '*variants sequence ...']"
+    ) -> "Float[Tensor, '*variants batch ...']":
+        """Return the predictions in what the `hooked` model returns for what `windows` gives.
+
+        They are shaped as those of `predict`. Axes before that of the sequences stay.
+        """
+
 
 def of_kind(model: Model, task: Task, kind: type[Kind]) -> Kind:
     """Return `task`, known to be of the kind that `model` reads; raise InputError if it is not."""

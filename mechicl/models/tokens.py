@@ -103,6 +103,13 @@ class TokenModel(Model, ABC):
         logits = self.logits(task, parameters, self.windows(task, inputs))
         return _by_prompt(logits, task, -3)
 
+    def answers(
+        self, task: Task, output: "Float[Tensor, '*variants sequence read d_vocab']"
+    ) -> "Float[Tensor, '*variants batch query_pos d_vocab']":
+        """Return the logits at the scored positions, those of a prompt's windows put together."""
+        task = of_kind(self, task, TokenTask)
+        return _by_prompt(output[..., -self.n_scored(task) :, :], task, -3)
+
     def predict_dropped(
         self,
         task: Task,

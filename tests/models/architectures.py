@@ -73,13 +73,6 @@ def prompts(task: Task, n: int = 20, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(task.sample(n, seed=seed)["inputs"].values).double()
 
 
-def last(task: Task, outputs: torch.Tensor) -> torch.Tensor:
-    """Read the prediction off the residual stream, (batch) or (batch, response)."""
-    if isinstance(task, MultiTaskRegression):
-        return outputs[:, -1, -task.n_responses :]
-    return outputs[:, -1, -1]
-
-
 def from_circuits(kq: np.ndarray, ov: np.ndarray) -> dict[str, torch.Tensor]:
     """Return weights with circuits KQ and OV, each (head, d_model, d_model)."""
     identity = np.broadcast_to(np.eye(kq.shape[-1]), kq.shape)

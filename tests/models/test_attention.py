@@ -13,7 +13,6 @@ from tests.models.architectures import (
     ARCHITECTURES,
     TASKS,
     from_circuits,
-    last,
     prompts,
     random_parameters,
     written_out,
@@ -39,7 +38,7 @@ def test_three_ways_to_one_prediction(name: str, on: str) -> None:
         batched = model.predict(task, parameters, inputs)
         assert batched.shape == (20, *task.target_sizes.values())
         with torch.no_grad():
-            hooked = last(task, model.hooked(task, parameters)(inputs))
+            hooked = model.answers(task, model.hooked(task, parameters)(inputs))
         expected = np.array(
             [written_out(architecture, task, parameters, z, scale) for z in inputs.numpy()]
         )

@@ -12,7 +12,6 @@ from mechicl.models.softmax_attention import SoftmaxAttention
 from tests.models.architectures import (
     ARCHITECTURES,
     TASKS,
-    last,
     prompts,
     random_parameters,
 )
@@ -123,7 +122,7 @@ def test_hooks_reach_the_output(name: str) -> None:
     left = hooked.run_with_hooks(inputs, fwd_hooks=[("blocks.0.attn.hook_z", ablate)])
     second = {key: value[:, 1:] for key, value in parameters.items()}
     one = type(model)(**(model.model_dump() | {"n_heads": 1}))
-    torch.testing.assert_close(last(TASK, left), one.predict(TASK, second, inputs))
+    torch.testing.assert_close(one.answers(TASK, left), one.predict(TASK, second, inputs))
     assert not torch.allclose(left, hooked(inputs))
 
 
@@ -139,8 +138,8 @@ def test_a_score_of_minus_infinity_takes_the_key_out(name: str) -> None:
 
     out = hooked.run_with_hooks(inputs, fwd_hooks=[(SCORES, knock_out)])
     without = torch.cat([inputs[:, :2], inputs[:, 3:]], 1)
-    torch.testing.assert_close(last(TASK, out), model.predict(TASK, parameters, without))
-    assert not torch.allclose(last(TASK, out), model.predict(TASK, parameters, inputs))
+    torch.testing.assert_close(model.answers(TASK, out), model.predict(TASK, parameters, without))
+    assert not torch.allclose(model.answers(TASK, out), model.predict(TASK, parameters, inputs))
 
 
 @every_architecture
@@ -150,7 +149,7 @@ def test_prompts_may_be_longer_or_shorter_than_trained_ones(name: str, length: i
     inputs = prompts(TASK.at_length(length))
     assert hooked.cfg.n_ctx == 7
     torch.testing.assert_close(
-        last(TASK, hooked(inputs)).detach(), model.predict(TASK, parameters, inputs)
+        model.answers(TASK, hooked(inputs)).detach(), model.predict(TASK, parameters, inputs)
     )
 
 
@@ -164,7 +163,7 @@ def test_gradients_are_those_of_the_batched_forward(name: str) -> None:
     TASK.loss(model.predict(TASK, leaves, inputs), targets).mean().backward()
     with torch.autograd.set_detect_anomaly(mode=not model.is_softmax):
         outputs = hooked(inputs)
-        loss = TASK.loss(last(TASK, outputs), targets).mean()
+        loss = TASK.loss(model.answers(TASK, outputs), targets).mean()
         # The outputs at all positions, each with weight 0, take part in the backward pass.
         (loss + 0 * outputs.square().sum()).backward()
     for key, leaf in leaves.items():

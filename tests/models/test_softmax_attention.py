@@ -43,7 +43,7 @@ def test_three_ways_to_one_prediction(n_heads: int, score_scale: float) -> None:
     parameters, inputs = random_parameters(model, seed=n_heads), prompts()
     batched = model.predict(TASK, parameters, inputs)
     with torch.no_grad():
-        hooked = model.hooked(TASK, parameters)(inputs)[:, -1, -1]
+        hooked = model.answers(TASK, model.hooked(TASK, parameters)(inputs))
     written_out = [equation_2_3(parameters, prompt, score_scale) for prompt in inputs.numpy()]
     np.testing.assert_allclose(batched, hooked, rtol=0, atol=1e-10)
     np.testing.assert_allclose(batched, written_out, rtol=0, atol=1e-10)
@@ -101,7 +101,7 @@ def test_a_filled_query_slot_is_carried_to_the_output() -> None:
     filled = inputs.clone()
     filled[:, -1, -1] = 5.0
     with torch.no_grad():
-        hooked = model.hooked(TASK, parameters)(filled)[:, -1, -1]
+        hooked = model.answers(TASK, model.hooked(TASK, parameters)(filled))
     np.testing.assert_allclose(model.predict(TASK, parameters, filled), hooked, rtol=0, atol=1e-10)
 
 

@@ -71,16 +71,13 @@ def test_predictions_are_those_of_the_hooked_model(model: TokenModel, context: i
     assert own.shape == shared.shape == (2, 6, 4, 5)
     for index in range(2):
         hooked = chosen.hooked(TASK, one(stacked, index))
-        logits = hooked(chosen.windows(TASK, inputs[index]))[:, -chosen.n_scored(TASK) :]
-        expected = logits.reshape(6, 4, 5)
+        expected = chosen.answers(TASK, hooked(chosen.windows(TASK, inputs[index])))
         torch.testing.assert_close(own[index], expected, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(
             chosen.predict(TASK, one(stacked, index), inputs[index]), expected, atol=1e-10, rtol=0
         )
     first = chosen.hooked(TASK, one(stacked, 0))(chosen.windows(TASK, inputs[0]))
-    torch.testing.assert_close(
-        shared[0], first[:, -chosen.n_scored(TASK) :].reshape(6, 4, 5), atol=1e-10, rtol=0
-    )
+    torch.testing.assert_close(shared[0], chosen.answers(TASK, first), atol=1e-10, rtol=0)
     assert own.std() > 0.05
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from mechicl import models, tasks
-from mechicl.models.tokens import TokenModel
 from mechicl.run import open_run
 from mechicl.training.batches import draw_from
 from mechicl.training.loop import Progress, train
@@ -92,14 +91,9 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
     final = {key: torch.from_numpy(v.sel(step=60, seed=4).values) for key, v in run.params.items()}
     predicted = chosen.model.predict(run.task, final, prompts.inputs[1])
     hooked = run.model(step=60, seed=4)
-    if isinstance(chosen.model, TokenModel):
-        sequences = chosen.model.windows(run.task, prompts.inputs[1])
-        one = hooked(sequences)[:, -chosen.model.n_scored(run.task) :]
-    else:
-        one = hooked(prompts.inputs[1])[:, -1, -run.task.target_sizes.get("response", 1) :]
-    torch.testing.assert_close(
-        one.reshape(predicted.shape).detach(), predicted, rtol=1e-4, atol=1e-5
-    )
+    sequences = chosen.model.windows(run.task, prompts.inputs[1])
+    one = chosen.model.answers(run.task, hooked(sequences)).detach()
+    torch.testing.assert_close(one, predicted, rtol=1e-4, atol=1e-5)
     prompts = run.task.sample(3, seed=0)
     cached = run.cache("blocks.0.hook_resid_post", prompts=prompts, steps=60, seeds=4)
     n_sequences = 3 * getattr(chosen.model, "n_windows", lambda task: 1)(run.task)
