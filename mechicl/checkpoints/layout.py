@@ -54,7 +54,12 @@ RESERVED_ATTRS = ("schema_version", "mechicl_version", "n_saved", "n_planned", "
 INDECISIVE = frozenset({"name", "description"})
 """Settings of a recipe that decide no number."""
 
-LATER = {"training_set": None, "dropout_on": "every_batch"}
+LATER = {
+    "training_set": None,
+    "dropout_on": "every_batch",
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_steps": 0,
+}
 """Settings that recipes had not from the first, with the values at which they change nothing."""
 
 _FLOAT = 4
@@ -64,11 +69,19 @@ _CHECKSUM = 4
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """Hash what decides the numbers, the same whether or not later settings are written down."""
     decisive = {
-        key: value
-        for key, value in settings.items()
-        if key not in INDECISIVE and not (key in LATER and value == LATER[key])
+        key: _without_later(value, f"{key}.") if isinstance(value, Mapping) else value
+        for key, value in _without_later(settings).items()
+        if key not in INDECISIVE
     }
     return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without_later(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in settings.items()
+        if not (f"{prefix}{key}" in LATER and value == LATER[f"{prefix}{key}"])
+    }
 
 
 def is_constant(array: zarr.Array) -> bool:

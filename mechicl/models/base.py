@@ -28,6 +28,7 @@ _REGISTRY: "Registry[type[Model]]" = Registry(
         "decoder": "mechicl.models.decoder",
         "linear_attention": "mechicl.models.linear_attention",
         "normalized_attention": "mechicl.models.normalized_attention",
+        "pooled_attention": "mechicl.models.pooled_attention",
         "softmax_attention": "mechicl.models.softmax_attention",
         "sparse_attention": "mechicl.models.sparse_attention",
     },
@@ -68,6 +69,14 @@ class Model(Config, ABC):
     @abstractmethod
     def parameters(self, task: Task) -> dict[str, Var]:
         """Declare the parameters as stored: dims (seed, step, layer, ...)."""
+
+    def layer_axes(self, task: Task) -> dict[str, int]:
+        """Return where `layer` is, from the end, in the parameters that every layer has."""
+        return {
+            name: var.dims.index("layer") - len(var.dims)
+            for name, var in self.parameters(task).items()
+            if "layer" in var.dims
+        }
 
     @abstractmethod
     def sizes(self, task: Task) -> dict[str, int]:

@@ -193,7 +193,7 @@ class Decoder(TokenModel):
         import torch
 
         layered = {
-            name: parameters[name].movedim(axis, 0) for name, axis in self._layer_axes(task).items()
+            name: parameters[name].movedim(axis, 0) for name, axis in self.layer_axes(task).items()
         }
         scale = self.d_head**-0.5 if self.score_scale is None else self.score_scale
         embedding = parameters["W_E"]
@@ -220,15 +220,6 @@ class Decoder(TokenModel):
             stream = _norm(stream + added * mlp, weights["ln2_w"], weights["ln2_b"])
             at += 2 * n_computed * self.d_model
         return stream, patterns
-
-    def _layer_axes(self, task: Task) -> dict[str, int]:
-        """Return where `layer` is, from the end, in the parameters that every block has."""
-        declared = self.parameters(task).items()
-        return {
-            name: var.dims.index("layer") - len(var.dims)
-            for name, var in declared
-            if "layer" in var.dims
-        }
 
     def hooked(self, task: Task, parameters: "Mapping[str, Tensor]") -> "HookedTransformer":
         """Return it as a HookedTransformer; see `mechicl.models.hooked_tokens`.

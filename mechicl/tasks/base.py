@@ -25,6 +25,7 @@ _REGISTRY: "Registry[type[Task]]" = Registry(
     "task",
     {
         "linear_regression": "mechicl.tasks.linear_regression",
+        "latent_regression": "mechicl.tasks.latent_regression",
         "markov_chain": "mechicl.tasks.markov_chain",
         "multi_task_regression": "mechicl.tasks.multi_task_regression",
     },
@@ -95,6 +96,16 @@ class Task(Config, ABC):
         """
         return normals
 
+    def latents(
+        self, normals: "Float[Tensor, '*models batch n_normals']"
+    ) -> "Mapping[str, tuple[tuple[str, ...], Tensor]]":
+        """Return what a prompt is about and the model is not told, by name: dims and values.
+
+        Dims are those after the batch. A sample has them as variables; none, unless a task says.
+        """
+        del normals
+        return {}
+
     @abstractmethod
     def prompts(self, examples: "Shaped[Tensor, '*models batch n_numbers']") -> Prompts:
         """Return the prompts that `examples` stand for; a pure function, part of the step."""
@@ -142,7 +153,7 @@ class Task(Config, ABC):
         -------
         xr.Dataset
             `inputs` and `targets`: batch, and the dims of one of them; float32, and token ids
-            int64.
+            int64. Besides, the `latents` of tasks that have some.
 
         Raises
         ------
@@ -169,6 +180,10 @@ class Task(Config, ABC):
             {
                 "inputs": (("batch", *self.input_dims), prompts.inputs.numpy()),
                 "targets": (("batch", *self.target_sizes), prompts.targets.numpy()),
+            }
+            | {
+                name: (("batch", *dims), value.numpy())
+                for name, (dims, value) in self.latents(normals).items()
             },
             attrs={"task": self.model_dump_json(), "n": n, "seed": seed, "part": part},
         )

@@ -1,5 +1,6 @@
 """Update rules as pure functions over models stacked on a leading axis."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -23,8 +24,20 @@ def initial_state(config: OptimizerConfig, parameters: Mapping[str, Tensor]) -> 
 
 def gradient_norm(gradients: Mapping[str, Tensor]) -> Float[Tensor, " seed"]:
     """Return the Euclidean norm of each model's whole gradient."""
-    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    squares = [each.reshape(len(each), -1).square().sum(1) for each in gradients.values()]
     return torch.stack(squares).sum(0).sqrt()
+
+
+def learning_rate(
+    config: OptimizerConfig, step: Float[Tensor, ""], n_steps: int
+) -> Float[Tensor, ""] | float:
+    """Return the rate of update `step`, the first being 1, of `n_steps`."""
+    rate = config.learning_rate
+    if config.schedule == "cosine":
+        rate = rate * 0.5 * (1 + torch.cos((step - 1) * (math.pi / n_steps)))
+    if config.warmup_steps:
+        rate = rate * (step / config.warmup_steps).clamp(max=1)
+    return rate
 
 
 def update(
@@ -33,6 +46,7 @@ def update(
     gradients: Mapping[str, Tensor],
     state: Mapping[str, Stacked],
     step: Float[Tensor, ""],
+    n_steps: int,
 ) -> tuple[Stacked, dict[str, Stacked]]:
     """Return new parameters and optimiser state.
 
@@ -40,8 +54,10 @@ def update(
     ----------
     step
         Number of this update, 1 for the first, as the bias corrections count it.
+    n_steps
+        Updates of the whole run, over which a schedule is laid out.
     """
-    rate, decay = config.learning_rate, config.weight_decay
+    rate, decay = learning_rate(config, step, n_steps), config.weight_decay
     if config.clip_norm is not None:
         factor = (config.clip_norm / (gradient_norm(gradients) + 1e-6)).clamp(max=1)
         gradients = {name: _per_model(factor, g) * g for name, g in gradients.items()}

@@ -27,7 +27,11 @@ class OptimizerConfig(Config):
     name
         `adam`, `adamw` (weight decay decoupled from the gradient) or `sgd` (without momentum).
     learning_rate
-        Constant through a run.
+        The largest of a run.
+    schedule
+        `constant`, or `cosine`: times ½(1 + cos(πt/T)) in update t + 1 of T.
+    warmup_steps
+        Over so many updates at the start the rate rises to that in equal steps.
     betas, eps
         Of Adam and AdamW.
     weight_decay
@@ -38,6 +42,8 @@ class OptimizerConfig(Config):
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: Annotated[float, pydantic.Field(gt=0)] = 1e-3
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_steps: Annotated[int, pydantic.Field(ge=0)] = 0
     betas: tuple[
         Annotated[float, pydantic.Field(ge=0, lt=1)], Annotated[float, pydantic.Field(ge=0, lt=1)]
     ] = (0.9, 0.999)

@@ -80,12 +80,12 @@ def make_step(recipe: Recipe) -> Step:
         gradients, loss = gradient(state.parameters, examples, kept)
         number = state.step + 1
         parameters, moments = optimizer.update(
-            recipe.optimizer, state.parameters, gradients, state.moments, number
+            recipe.optimizer, state.parameters, gradients, state.moments, number, recipe.n_steps
         )
         finite = torch.isfinite(loss) & torch.isfinite(optimizer.gradient_norm(gradients))
         for stack in (parameters, *moments.values()):
             for value in stack.values():
-                finite &= torch.isfinite(value).flatten(1).all(1)
+                finite &= torch.isfinite(value).reshape(len(value), -1).all(1)
         healthy = finite & torch.isnan(state.diverged_at)
         newly = ~finite & torch.isnan(state.diverged_at)
         return State(
