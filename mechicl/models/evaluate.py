@@ -13,6 +13,7 @@ from mechicl.models.base import Model
 from mechicl.tasks import Task
 
 _PROMPTS_AT_ONCE = 1024  # so that what a forward pass keeps stays in a core's cache
+_NUMBERS_AT_ONCE = 2**22
 
 
 @contextmanager
@@ -74,7 +75,9 @@ def _each(
     name, declared = next(iter(model.parameters(task).items()))
     inner = len(declared.dims) - len(("seed", "step"))
     leading = stacked[name].shape[: stacked[name].ndim - inner]
-    parts = torch.from_numpy(np.ascontiguousarray(inputs, task.input_dtype)).split(_PROMPTS_AT_ONCE)
+    prompts = torch.from_numpy(np.ascontiguousarray(inputs, task.input_dtype))
+    size = max(1, prompts[:1].numel())
+    parts = prompts.split(max(1, min(_PROMPTS_AT_ONCE, _NUMBERS_AT_ONCE // size)))
 
     def of_one(index: tuple[int, ...]) -> np.ndarray:
         weights = {name: torch.from_numpy(value[index].copy()) for name, value in stacked.items()}

@@ -39,6 +39,28 @@ TOKEN_HOOK_DIMS: dict[str, tuple[str, ...]] = {
 }
 """The same of what models of tokens have besides: embeddings, MLPs, norms, unembedding."""
 
+POOLED_HOOK_DIMS: dict[str, tuple[str, ...]] = {
+    "hook_context": ("batch", "pos", "d_model"),
+    "hook_queries": ("batch", "query", "d_model"),
+    "hook_key_pre": ("batch", "d_mlp"),
+    "hook_key_post": ("batch", "d_mlp"),
+    "hook_dynamic_key": ("batch", "channel", "d_model"),
+    "hook_token_key": ("batch", "pos", "channel"),
+    "hook_token_value": ("batch", "pos", "channel"),
+    "hook_phi": ("batch", "channel"),
+    "hook_gate": ("batch", "channel"),
+    "hook_update": ("batch", "d_workspace"),
+    "hook_workspace": ("batch", "d_workspace"),
+    "hook_channel_query": ("batch", "query", "channel"),
+    "hook_channel_result": ("batch", "query", "channel"),
+    "hook_query_resid": ("batch", "query", "d_residual"),
+    "hook_query_pre": ("batch", "query", "d_mlp"),
+    "hook_query_post": ("batch", "query", "d_mlp"),
+    "hook_query_mlp_out": ("batch", "query", "d_residual"),
+    "hook_prediction": ("batch", "query"),
+}
+"""The same of pooling models, whose positions are of a context or queries."""
+
 
 class StrictAttention(Attention):
     """Attention to the positions before the query's own, which is left out."""
@@ -193,7 +215,7 @@ class ContinuousTransformer(HookedTransformer):
 
 def hook_dims(name: str) -> tuple[str, ...]:
     """Return the dims of what passes the hook point `name`, batch first."""
-    known = HOOK_DIMS | TOKEN_HOOK_DIMS
+    known = HOOK_DIMS | TOKEN_HOOK_DIMS | POOLED_HOOK_DIMS
     last = name.rsplit(".", 1)[-1]
     if last not in known:
         raise InputError(f"no dims are known for hook point {name!r}; known: {', '.join(known)}")

@@ -18,39 +18,18 @@ from mechicl.tasks import ContinuousTask
 if TYPE_CHECKING:
     from mechicl.models.pooled_attention import PooledAttention
 
-HOOK_DIMS: dict[str, tuple[str, ...]] = {
-    "hook_context": ("batch", "pos", "d_model"),
-    "hook_queries": ("batch", "query", "d_model"),
-    "hook_key_pre": ("batch", "d_mlp"),
-    "hook_key_post": ("batch", "d_mlp"),
-    "hook_dynamic_key": ("batch", "channel", "d_model"),
-    "hook_k": ("batch", "pos", "channel"),
-    "hook_v": ("batch", "pos", "channel"),
-    "hook_phi": ("batch", "channel"),
-    "hook_gate": ("batch", "channel"),
-    "hook_attn_out": ("batch", "d_workspace"),
-    "hook_workspace": ("batch", "d_workspace"),
-    "hook_q": ("batch", "query", "channel"),
-    "hook_result": ("batch", "query", "channel"),
-    "hook_resid": ("batch", "query", "d_residual"),
-    "hook_pre": ("batch", "query", "d_mlp"),
-    "hook_post": ("batch", "query", "d_mlp"),
-    "hook_mlp_out": ("batch", "query", "d_residual"),
-    "hook_prediction": ("batch", "query"),
-}
-"""Dims of what passes each hook point, by the last part of its name."""
-
 
 class Pooling(nn.Module):
     """⟨(V z) ⊙ (K z)⟩ over the context, with keys that the caller gives.
 
-    `hook_dynamic_key` is K, `hook_k` and `hook_v` are K z and V z of every token, `hook_phi` is φ.
+    `hook_dynamic_key` is K, `hook_token_key` and `hook_token_value` are K z and V z of every token,
+    `hook_phi` is φ.
     """
 
     def __init__(self, w_v: Float[Tensor, "channel d_model"]) -> None:
         super().__init__()
         self.W_V = nn.Parameter(w_v.clone())
-        self.hook_dynamic_key, self.hook_k, self.hook_v, self.hook_phi = (
+        self.hook_dynamic_key, self.hook_token_key, self.hook_token_value, self.hook_phi = (
             HookPoint() for _ in range(4)
         )
 
@@ -60,8 +39,8 @@ class Pooling(nn.Module):
         keys: Float[Tensor, "batch channel d_model"],
     ) -> Float[Tensor, "batch channel"]:
         """Pool, token by token."""
-        k = self.hook_k(context @ self.hook_dynamic_key(keys).mT)
-        v = self.hook_v(context @ self.W_V.mT)
+        k = self.hook_token_key(context @ self.hook_dynamic_key(keys).mT)
+        v = self.hook_token_value(context @ self.W_V.mT)
         return self.hook_phi((k * v).mean(-2))
 
 
@@ -69,16 +48,18 @@ class PooledBlock(nn.Module):
     """One layer of (6): keys from the workspace, a statistic, and what it adds to the workspace.
 
     `attn` is a `Pooling`; `hook_key_pre` and `hook_key_post` are the hidden units of the keys' MLP,
-    `hook_gate` is Q p, `hook_attn_out` what is added, and `hook_workspace` the workspace after it.
+    `hook_gate` is Q p, `hook_update` what is added, and `hook_workspace` the workspace after it.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], layer: int) -> None:
         super().__init__()
-        for name in ("W_Q", "W_O", "W_in", "b_in", "W_out", "b_out"):
-            setattr(self, name, nn.Parameter(parameters[name][layer].clone()))
+        self.W_Q, self.W_O, self.W_in, self.b_in, self.W_out, self.b_out = (
+            nn.Parameter(parameters[name][layer].clone())
+            for name in ("W_Q", "W_O", "W_in", "b_in", "W_out", "b_out")
+        )
         self.attn = Pooling(parameters["W_V"][layer])
         self.hook_key_pre, self.hook_key_post, self.hook_gate = (HookPoint() for _ in range(3))
-        self.hook_attn_out, self.hook_workspace = HookPoint(), HookPoint()
+        self.hook_update, self.hook_workspace = HookPoint(), HookPoint()
 
     def forward(
         self,
@@ -92,29 +73,35 @@ class PooledBlock(nn.Module):
         keys = _norm(torch.einsum("bm,mcz->bcz", hidden, self.W_out) + self.b_out)
         pooled = self.attn(context, keys)
         gated = pooled * self.hook_gate(workspace @ self.W_Q.mT)
-        added = self.hook_attn_out(gated @ self.W_O.mT / self.W_O.shape[-1] ** 0.5)
+        added = self.hook_update(gated @ self.W_O.mT / self.W_O.shape[-1] ** 0.5)
         return self.hook_workspace(workspace + added)
 
 
 class OutputMlp(nn.Module):
-    """One MLP of the output, with `hook_pre`, `hook_post` and `hook_mlp_out` of each query."""
+    """One MLP of the output: `hook_query_pre`, `hook_query_post` and `hook_query_mlp_out`."""
 
     def __init__(self, parameters: Mapping[str, Tensor], number: int) -> None:
         super().__init__()
-        for name in ("W_in", "b_in", "W_out", "b_out"):
-            setattr(self, name, nn.Parameter(parameters[f"out_{name}"][number].clone()))
-        self.hook_pre, self.hook_post, self.hook_mlp_out = (HookPoint() for _ in range(3))
+        self.W_in, self.b_in, self.W_out, self.b_out = (
+            nn.Parameter(parameters[f"out_{name}"][number].clone())
+            for name in ("W_in", "b_in", "W_out", "b_out")
+        )
+        self.hook_query_pre, self.hook_query_post, self.hook_query_mlp_out = (
+            HookPoint() for _ in range(3)
+        )
 
     def forward(
         self, stream: Float[Tensor, "batch query d_residual"]
     ) -> Float[Tensor, "batch query d_residual"]:
         """Return what is added to the stream."""
-        hidden = self.hook_post(gelu(self.hook_pre(_norm(stream) @ self.W_in + self.b_in)))
-        return self.hook_mlp_out(hidden @ self.W_out + self.b_out)
+        hidden = self.hook_query_post(
+            gelu(self.hook_query_pre(_norm(stream) @ self.W_in + self.b_in))
+        )
+        return self.hook_query_mlp_out(hidden @ self.W_out + self.b_out)
 
 
 class Readout(nn.Module):
-    """What a query is read through: `hook_resid` is (x, 0) ⊕ p, then MLPs, then a linear map."""
+    """What a query is read through: MLPs, then a linear map; `hook_query_resid` is (x, 0) ⊕ p."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -122,7 +109,7 @@ class Readout(nn.Module):
         self.mlps = nn.ModuleList(OutputMlp(parameters, number) for number in numbers)
         self.W_U = nn.Parameter(parameters["W_U"].clone())
         self.b_U = nn.Parameter(parameters["b_U"].clone())
-        self.hook_resid, self.hook_prediction = HookPoint(), HookPoint()
+        self.hook_query_resid, self.hook_prediction = HookPoint(), HookPoint()
 
     def forward(
         self,
@@ -131,20 +118,25 @@ class Readout(nn.Module):
     ) -> Float[Tensor, "batch query"]:
         """Return the predictions."""
         shared = workspace[:, None].expand(-1, queries.shape[1], -1)
-        stream = self.hook_resid(torch.cat([queries, shared], -1))
+        stream = self.hook_query_resid(torch.cat([queries, shared], -1))
         for mlp in self.mlps:
             stream = stream + mlp(stream)
         return self.hook_prediction(stream @ self.W_U + self.b_U)
 
 
 class BilinearReadout(nn.Module):
-    """ŷ = Σ_c O_c φ_c (Q z)_c: `hook_q` is Q z of each query, `hook_result` each channel's term."""
+    """ŷ = Σ_c O_c φ_c (Q z)_c.
+
+    `hook_channel_query` is Q z of each query, `hook_channel_result` the term of each channel.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.W_Q = nn.Parameter(parameters["W_Q"][0].clone())
         self.W_O = nn.Parameter(parameters["W_O"][0].clone())
-        self.hook_q, self.hook_result, self.hook_prediction = (HookPoint() for _ in range(3))
+        self.hook_channel_query, self.hook_channel_result, self.hook_prediction = (
+            HookPoint() for _ in range(3)
+        )
 
     def forward(
         self,
@@ -152,8 +144,10 @@ class BilinearReadout(nn.Module):
         pooled: Float[Tensor, "batch channel"],
     ) -> Float[Tensor, "batch query"]:
         """Return the predictions."""
-        gated = self.hook_q(queries @ self.W_Q.mT)
-        return self.hook_prediction(self.hook_result(gated * (pooled * self.W_O)[:, None]).sum(-1))
+        gated = self.hook_channel_query(queries @ self.W_Q.mT)
+        return self.hook_prediction(
+            self.hook_channel_result(gated * (pooled * self.W_O)[:, None]).sum(-1)
+        )
 
 
 class LinearBlock(nn.Module):
@@ -173,8 +167,8 @@ class PooledTransformer(HookedTransformer):
     """A HookedTransformer that reads (batch, pos, d_model), the queries last, and predicts each.
 
     `model(inputs)` returns (batch, query). Positions share one workspace, (batch, d_workspace), in
-    place of a residual stream: `blocks.L.hook_workspace` is what layer L leaves of it; the first one
-    finds ε. `run_with_cache` and `run_with_hooks` are TransformerLens's.
+    place of a residual stream: `blocks.L.hook_workspace` is what layer L leaves of it; the first
+    one finds ε. `run_with_cache` and `run_with_hooks` are TransformerLens's.
     """
 
     def __init__(
@@ -201,14 +195,16 @@ class PooledTransformer(HookedTransformer):
         for name in ("embed", "pos_embed", "unembed", "hook_pos_embed", "hook_embed"):
             delattr(self, name)
         self.split = model.split
-        self.task, self.epsilon = task, model.epsilon
+        self.task, self.epsilon, self.d_workspace = task, model.epsilon, model.workspace(task)
         self.hook_context, self.hook_queries = HookPoint(), HookPoint()
-        self.blocks: nn.ModuleList = nn.ModuleList(
-            [PooledBlock(parameters, layer) for layer in range(model.n_layers)]
-            if model.feedforward
-            else [LinearBlock(parameters)]
-        )
-        self.output = Readout(parameters) if model.feedforward else BilinearReadout(parameters)
+        blocks: list[PooledBlock | LinearBlock]
+        if model.feedforward:
+            blocks = [PooledBlock(parameters, layer) for layer in range(model.n_layers)]
+            self.output = Readout(parameters)
+        else:
+            blocks = [LinearBlock(parameters)]
+            self.output = BilinearReadout(parameters)
+        self.blocks = nn.ModuleList(blocks)  # pyright: ignore[reportAttributeAccessIssue]
         self.setup()  # names the hook points
 
     def forward(  # type: ignore[override]
@@ -234,8 +230,7 @@ class PooledTransformer(HookedTransformer):
         context, queries = self.hook_context(context), self.hook_queries(queries)
         if isinstance(self.output, BilinearReadout):
             return self.output(queries, self.blocks[0](context))
-        size = self.blocks[0].W_Q.shape[-1]
-        workspace = inputs.new_full((len(inputs), size), self.epsilon)
+        workspace = inputs.new_full((len(inputs), self.d_workspace), self.epsilon)
         for block in self.blocks:
             workspace = block(workspace, context)
         return self.output(queries, workspace)

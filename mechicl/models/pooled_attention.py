@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-import numpy as np
 import pydantic
 
 from mechicl.models.base import Model, of_kind, register
@@ -10,8 +9,9 @@ from mechicl.schema import Var
 from mechicl.tasks import ContinuousTask, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    import numpy as np
     import torch
     from jaxtyping import Float
     from torch import Tensor
@@ -31,11 +31,11 @@ class PooledAttention(Model):
 
         K_ℓ = MLP̄_ℓ(p̄_ℓ),  φ_ℓ = ⟨(V_ℓ z) ⊙ (K_ℓ z)⟩,  p_{ℓ+1} = p_ℓ + O_ℓ(φ_ℓ ⊙ Q_ℓ p_ℓ)/√d.
 
-    A query reads u = (x, 0) ⊕ p_{L+1} through a stack of MLPs, u ← u + MLP(ū) each, and a linear map
-    to its prediction. MLPs have one hidden layer and GELU.
+    A query reads u = (x, 0) ⊕ p_{L+1} through a stack of MLPs, u ← u + MLP(ū) each, and a linear
+    map to its prediction. MLPs have one hidden layer and GELU.
 
-    Without `feedforward` there is one layer, no workspace and no MLP: ŷ = Σ_c O_c φ_c (Q z)_c with φ
-    = ⟨(V z) ⊙ (K z)⟩, which is (W G_xy)ᵀx of a W of rank d for V that read y alone.
+    Without `feedforward` there is one layer, no workspace and no MLP: ŷ = Σ_c O_c φ_c (Q z)_c with
+    φ = ⟨(V z) ⊙ (K z)⟩, which is (W G_xy)ᵀx of a W of rank d for V that read y alone.
 
     The paper's models, at a budget of M = d·L measurements: A is `n_layers: M`; B is `n_channels:
     M`; C is B without `feedforward`. A prompt is read as (context, queries), as many queries as a
@@ -195,7 +195,9 @@ class PooledAttention(Model):
             workspace = self._workspace(task, parameters, measured)
             predicted = self._read(parameters, workspace, queries)
         else:
-            w_k, w_q, w_o = (parameters[f"W_{name}"].select(-2 - (name != "O"), 0) for name in "KQO")
+            w_k, w_q, w_o = (
+                parameters[f"W_{name}"].select(-2 - (name != "O"), 0) for name in "KQO"
+            )
             pooled = (measured.squeeze(-3) * w_k[..., None, :, :]).sum(-1)
             gated = queries @ w_q[..., None, :, :].mT  # (*models, batch, query, channel)
             predicted = (gated * (pooled * w_o[..., None, :])[..., None, :]).sum(-1)
@@ -254,14 +256,17 @@ class PooledAttention(Model):
         shared = workspace[..., None, :].expand(*workspace.shape[:-1], n_queries, -1)
         tokens = queries.expand(*shared.shape[:-1], -1)
         stream = torch.cat([tokens, shared], -1).flatten(-3, -2)  # (*models, batch query, D)
-        for mlp in range(self.n_output_mlps):
-            hidden = normalized(stream) @ w_in[..., mlp, :, :] + b_in[..., mlp, None, :]
-            # Of the last MLP the readout alone is wanted: its product with W_out is a vector.
-            if mlp == self.n_output_mlps - 1:
-                vector, bias = w_out[..., mlp, :, :] @ readout, b_out[..., mlp, None, :] @ readout
-                predicted = gelu(hidden) @ vector + stream @ readout + bias
-                break
-            stream = stream + gelu(hidden) @ w_out[..., mlp, :, :] + b_out[..., mlp, None, :]
+
+        def hidden(mlp: int) -> "Tensor":
+            before = normalized(stream) @ w_in[..., mlp, :, :] + b_in[..., mlp, None, :]
+            return gelu(before)
+
+        last = self.n_output_mlps - 1
+        for mlp in range(last):
+            stream = stream + hidden(mlp) @ w_out[..., mlp, :, :] + b_out[..., mlp, None, :]
+        # Of the last MLP the readout alone is wanted: its product with W_out is a vector.
+        written = hidden(last) @ (w_out[..., last, :, :] @ readout)
+        predicted = written + (stream + b_out[..., last, None, :]) @ readout
         predicted = predicted[..., 0] + parameters["b_U"][..., None]
         return predicted.unflatten(-1, (-1, n_queries))
 
@@ -270,6 +275,12 @@ class PooledAttention(Model):
         from mechicl.models.hooked_pooled import PooledTransformer
 
         return PooledTransformer(self, of_kind(self, task, ContinuousTask), parameters)
+
+    def answers(
+        self, task: Task, output: "Float[Tensor, '*variants batch query']"
+    ) -> "Float[Tensor, '*variants_batch_query']":
+        """All of it, or the one query of a target that is a number."""
+        return output if task.target_sizes else output[..., 0]
 
 
 def normalized(values: "Float[Tensor, '*batch entry']") -> "Float[Tensor, '*batch entry']":

@@ -109,9 +109,7 @@ class LatentRegression(ContinuousTask):
         """Return the same task with N examples a context, each with the noise σ² of this one."""
         length = integer("n_context", n_context, 1)
         tau = self.tau * (self.n_context / length) ** 0.5
-        return type(self).model_validate(
-            {**self.model_dump(), "n_context": length, "tau": tau}
-        )
+        return type(self).model_validate({**self.model_dump(), "n_context": length, "tau": tau})
 
     def constants(self) -> Constants:
         """Return K, N, Q, σ², τ and the constants of the prior."""
@@ -251,6 +249,4 @@ class LatentRegression(ContinuousTask):
             "moment": moments[..., :-1, -1],
         }
         queries = inputs[..., -self.n_queries :, :-1].astype(float)
-        return {
-            name: (queries @ theta[..., None])[..., 0] for name, theta in coefficients.items()
-        }
+        return {name: (queries @ theta[..., None])[..., 0] for name, theta in coefficients.items()}
