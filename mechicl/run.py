@@ -284,16 +284,15 @@ class Run:
     def forward(
         self, *, skip_damaged: bool = False, against: "Mapping[str, Run] | None" = None
     ) -> analyses.Forward:
-        """Return what forward probes ask of a run: predictions, prompts and references.
+        """Return what forward probes ask of a run: predictions, prompts, references, hooked models.
 
         Raises InputError for a run in `against` whose task is another one, naming what differs.
         """
-        return analyses.Forward(
-            predict=self._predict,
-            prompts=self._prompts,
-            references=self.task.references,
+        return analyses.forward_of(
+            self.task,
+            self.recipe.model,
             load=partial(self._load, skip_damaged=skip_damaged),
-            attention=self._attention,
+            checkpoints=partial(self._checkpoints, skip_damaged=skip_damaged),
             against={
                 name: self._against(name, other, skip_damaged=skip_damaged)
                 for name, other in (against or {}).items()
@@ -315,32 +314,22 @@ class Run:
             str(key): value.isel(step=0).transpose("seed", ...).values
             for key, value in last.items()
         }
+        predict = analyses.forward_of(other.task, other.recipe.model).predict
         return analyses.Against(
             seeds=other.seeds,
             step=int(other.steps[-1]),
             run_digest=other.trajectory.attrs["run_digest"],
-            predict=partial(other._predict, parameters),
+            predict=partial(predict, parameters),
         )
 
     def _load(self, part: xr.Dataset, *, skip_damaged: bool) -> xr.Dataset:
         return load(part.copy(), where=self.path, skip_damaged=skip_damaged)
 
-    def _prompts(
-        self, n: int, seed: int, *, part: int = 0, n_context: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        task = self.task if n_context is None else self.task.at_length(n_context)
-        sample = task.sample(n, seed=seed, part=part)
-        return sample["inputs"].values, sample["targets"].values
-
-    def _predict(self, parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
-        from mechicl.models.evaluate import evaluate
-
-        return evaluate(self.recipe.model, self.task, parameters, inputs)
-
-    def _attention(self, parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
-        from mechicl.models.evaluate import attention
-
-        return attention(self.recipe.model, self.task, parameters, inputs)
+    def _checkpoints(
+        self, steps: Sequence[int], seeds: Sequence[int], *, skip_damaged: bool
+    ) -> xr.Dataset:
+        chosen = self.select(steps, seeds)[list(self.params)]
+        return self._load(chosen, skip_damaged=skip_damaged)
 
     def objection(self, name: str) -> str | None:
         """Return why the probe `name` does not apply to this run, or None if it does."""

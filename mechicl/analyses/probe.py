@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pydantic
@@ -21,6 +21,10 @@ from mechicl.errors import InputError, NothingToAnalyseError, invalid
 from mechicl.registry import Registry
 from mechicl.schema import Var, check, stamp
 from mechicl.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformer_lens import HookedTransformer
 
 BUILTIN = (
     "approximate_loss",
@@ -107,6 +111,20 @@ class Forward:
         without batched patterns.
     against
         The runs that this one is held against, by name; for comparative probes.
+    hooked
+        `parameters of one checkpoint -> HookedTransformer`, (layer, ...) by name and of their
+        dtype: to intervene in, with `mechicl.models.interventions`.
+    reads
+        `(inputs, dtype=np.float32) -> tensor`: the sequences in which a hooked model reads prompts,
+        windows of them where it has a `context`; token ids whatever `dtype` is.
+    answers
+        `output of a hooked model -> predictions`, as `predict` has them, (batch, ...); axes before
+        that of the sequences stay.
+    loss
+        `(predictions, targets) -> loss` of each prompt, (..., batch).
+    checkpoints
+        `(steps, seeds) -> parameters`, read into memory: of the whole run, whichever steps and
+        seeds the probe was given. Raises InputError for those that are not stored.
     """
 
     predict: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray]
@@ -115,6 +133,11 @@ class Forward:
     load: Callable[[xr.Dataset], xr.Dataset] = xr.Dataset.compute
     attention: Callable[[Mapping[str, np.ndarray], np.ndarray], np.ndarray] | None = None
     against: Mapping[str, Against] = field(default_factory=dict)
+    hooked: "Callable[[Mapping[str, np.ndarray]], HookedTransformer] | None" = None
+    reads: "Callable[..., Tensor] | None" = None
+    answers: "Callable[[Tensor], np.ndarray] | None" = None
+    loss: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    checkpoints: Callable[[Sequence[int], Sequence[int]], xr.Dataset] | None = None
 
 
 def applies_always(trajectory: xr.Dataset) -> str | None:

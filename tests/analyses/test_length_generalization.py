@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mechicl import analyses, plots
-from mechicl.analyses import Forward, evaluation
+from mechicl.analyses import Forward, evaluation, forward_of
 from mechicl.errors import InputError
 from mechicl.models.linear_attention import LinearAttention
 from mechicl.models.softmax_attention import SoftmaxAttention
@@ -12,7 +12,7 @@ from mechicl.schema import flag_names
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.multi_task_regression import MultiTaskRegression
 from tests import trajectories
-from tests.analyses.toy import forward, forward_of
+from tests.analyses.toy import forward
 
 PROBE = analyses.get("length_generalization")
 GOLDEN = (10, 20, 40, 60, 100)

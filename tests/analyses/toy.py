@@ -1,15 +1,11 @@
 """A Forward in plain NumPy, and the settings with which tests run each probe."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 import xarray as xr
 
 from mechicl.analyses import Forward, get
-from mechicl.models import Model
-from mechicl.models.evaluate import evaluate
-from mechicl.tasks import Task
 from tests.analyses import markov_toy, stages_toy
 
 
@@ -92,19 +88,6 @@ def forward(d: int = 5, n_context: int = 40, noise_variance: float = 0.1) -> For
         return {"zero": np.zeros(len(inputs)), "vanilla_gd": 0.86 * step}
 
     return Forward(predict, prompts, references)
-
-
-def forward_of(task: Task, model: Model) -> Forward:
-    """Return what a run of this task and model gives its forward probes."""
-
-    def prompts(
-        n: int, seed: int, *, part: int = 0, n_context: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        asked = task if n_context is None else task.at_length(n_context)
-        sample = asked.sample(n, seed=seed, part=part)
-        return sample["inputs"].values, sample["targets"].values
-
-    return Forward(partial(evaluate, model, task), prompts, task.references)
 
 
 def _predict(parameters: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
