@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SEQUENCES_AT_ONCE = 4096
 """Sequences that `run_each` gives to one forward pass, unless one variant alone has more."""
 
+_ROUNDINGS = 64
+"""Units in the last place of the largest entry by which what is unchanged may differ."""
+
 Place: TypeAlias = int | slice | Sequence[int]
 
 
@@ -32,7 +35,7 @@ Place: TypeAlias = int | slice | Sequence[int]
 class Donor:
     """Another activation: what passes a hook point of a model that reads other sequences.
 
-    It is recorded without gradient, with the hooks that the model has when the patch is put in.
+    It is recorded, and detached, with the hooks that the model has when the patch is put in.
 
     Attributes
     ----------
@@ -110,7 +113,8 @@ def patched(
     patches
         One or several, all at once.
     unchanged
-        What to do about a patch that changed no entry of any activation: a UserWarning, or nothing.
+        What to do about a patch that changed no entry of any activation by more than rounding: a
+        UserWarning, or nothing.
 
     Raises
     ------
@@ -198,7 +202,7 @@ def run_each(
 def record(
     model: HookedTransformer, inputs: Shaped[Tensor, "sequence ..."], names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Return copies of what passes hook points, without gradient; hooks of your own stay.
+    """Return copies of what passes hook points, detached; hooks of your own stay.
 
     Raises InputError for a hook point that the model has not, or that does not fire.
     """
@@ -213,8 +217,8 @@ def record(
                 found[name] = value.detach().clone()
 
             handles.append(model.hook_dict[name].register_forward_hook(keep))
-        with torch.no_grad():
-            model(inputs)
+        # Not without gradient where the caller is with it: rounding would differ in the last bit.
+        model(inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -321,7 +325,7 @@ class _Edit:
         value = self._fitting(activation)
         where = self._where(activation)
         out = value.clone() if where is None else torch.where(where, value, activation)
-        self.changed = self.changed or not torch.equal(out, activation)
+        self.changed = self.changed or _differ(out, activation)
         return out
 
     def _fitting(self, activation: Tensor) -> Tensor:
@@ -362,6 +366,20 @@ class _Edit:
                 ) from None
             where = where & chosen.reshape([-1 if each == axis else 1 for each in range(len(dims))])
         return where
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether tensors differ by more than rounding of the largest entry.
+
+    A pass of more sequences may round otherwise than the one in which a donor was recorded.
+    """
+    if torch.equal(one, other):
+        return False
+    finite = torch.cat([each[each.isfinite()].abs().flatten() for each in (one, other)])
+    if not finite.numel() or not one.is_floating_point():
+        return True
+    slack = _ROUNDINGS * torch.finfo(one.dtype).eps * float(finite.max())
+    return not torch.isclose(one, other, rtol=0.0, atol=slack).all()
 
 
 def _as_index(place: Any) -> slice | list[int]:
