@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xarray as xr
 
 from mechicl.analyses.probe import Forward
 
@@ -30,6 +31,7 @@ def forward_of(task: "Task", model: "Model", **of_the_run: Any) -> Forward:
         reads=partial(_reads, task, model),
         answers=partial(_answers, task, model),
         loss=partial(_loss, task),
+        sample=partial(_sample, task),
         **of_the_run,
     )
 
@@ -40,6 +42,10 @@ def _prompts(
     asked = task if n_context is None else task.at_length(n_context)
     sample = asked.sample(n, seed=seed, part=part)
     return sample["inputs"].values, sample["targets"].values
+
+
+def _sample(task: "Task", n: int, seed: int, *, part: int = 0) -> xr.Dataset:
+    return task.sample(n, seed=seed, part=part)
 
 
 def _predict(

@@ -63,6 +63,14 @@ class PromptSource(Protocol):
         ...
 
 
+class SampleSource(Protocol):
+    """Type of `Forward.sample`."""
+
+    def __call__(self, n: int, seed: int, *, part: int = 0) -> xr.Dataset:
+        """Return prompts with their latents."""
+        ...
+
+
 @dataclass(frozen=True)
 class Against:
     """Another run of the same task, as it ended, that a comparative probe holds a run against.
@@ -122,6 +130,10 @@ class Forward:
         that of the sequences stay.
     loss
         `(predictions, targets) -> loss` of each prompt, (..., batch).
+    sample
+        `(n, seed, *, part=0) -> Dataset`: the prompts that `prompts` gives for the same arguments,
+        as `inputs` and `targets`, and what they are about and the model is not told: the latents
+        of the task (`Task.sample`), such as `theta` and `leaf`.
     checkpoints
         `(steps, seeds) -> parameters`, read into memory: of the whole run, whichever steps and
         seeds the probe was given. Raises InputError for those that are not stored.
@@ -137,6 +149,7 @@ class Forward:
     reads: "Callable[..., Tensor] | None" = None
     answers: "Callable[[Tensor], np.ndarray] | None" = None
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    sample: SampleSource | None = None
     checkpoints: Callable[[Sequence[int], Sequence[int]], xr.Dataset] | None = None
 
 

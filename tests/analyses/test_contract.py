@@ -14,7 +14,7 @@ from mechicl import analyses, plots
 from mechicl.analyses.probe import applies_always, since
 from mechicl.errors import InputError
 from tests import trajectories
-from tests.analyses.toy import CHEAP, MARKOV, SUITED, forward_for, suited
+from tests.analyses.toy import CHEAP, MARKOV, POOLED, SUITED, forward_for, suited
 
 NAMES = analyses.names()
 SEEDS, STEPS, HEADS = 3, 6, 4
@@ -227,7 +227,7 @@ def test_a_result_survives_a_store(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_that_a_probe_says_nothing_about(name):
     record = analyses.get(name)
-    if name in MARKOV:
+    if name in (*MARKOV, *POOLED):
         assert "the run has no" in str(record.objection(awkward()))
         return
     deep = xr.concat(

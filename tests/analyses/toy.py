@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from mechicl.analyses import Forward, get
-from tests.analyses import markov_toy, stages_toy
+from tests.analyses import markov_toy, pooled_toy, stages_toy
 
 
 def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
@@ -28,11 +28,15 @@ STAGES = ("context_kl", "learning_stages")
 MARKOV = ("attention_spans", "head_permutation", "value_alignment", *STAGES)
 """Probes of the Markov chain."""
 
+POOLED: tuple[str, ...] = ()
+"""Probes of the models that pool."""
+
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
     "preconditioner": anisotropic,
     "task_allocation": one_task,
     **dict.fromkeys(MARKOV, markov_toy.of_regression),
     **dict.fromkeys(STAGES, stages_toy.of_regression),
+    **dict.fromkeys(POOLED, pooled_toy.of_regression),
 }
 """What makes a run of isotropic regression one about which these probes have something to say."""
 
@@ -58,6 +62,8 @@ def forward_for(name: str) -> Forward | None:
     """Return what the probe `name` evaluates in a run that is `suited`, if it evaluates any."""
     if not get(name).forward:
         return None
+    if name in POOLED:
+        return pooled_toy.forward64()
     return markov_toy.forward64() if name in MARKOV else forward()
 
 
