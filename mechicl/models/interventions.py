@@ -325,7 +325,7 @@ class _Edit:
         value = self._fitting(activation)
         where = self._where(activation)
         out = value.clone() if where is None else torch.where(where, value, activation)
-        self.changed = self.changed or _differ(out, activation)
+        self.changed = self.changed or _differ(out.detach(), activation.detach())
         return out
 
     def _fitting(self, activation: Tensor) -> Tensor:
