@@ -29,6 +29,7 @@ _MODULES = {
         "single_head_optimum",
     ),
     "probes": ("probe_holds", "probe_value"),
+    "raj2026_theory": ("no_adaptivity", "tree_strategies"),
     "yuksel2026_runs": ("attention_stages", "dips_in_order", "stages_along"),
     "yuksel2026_theory": ("factorization_stages",),
 }
