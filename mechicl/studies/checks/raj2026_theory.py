@@ -34,8 +34,8 @@ def tree_strategies(
     alpha: _Share = 0.5,
     tau: _Positive = 0.1,
     n_paths: _Several = 1_000_000,
-    n_steps: Annotated[int, pydantic.Field(ge=0)] = 600,
-    n_polish: Annotated[int, pydantic.Field(ge=0)] = 150,
+    n_steps: Annotated[int, pydantic.Field(ge=0)] = 1000,
+    n_polish: Annotated[int, pydantic.Field(ge=0)] = 200,
     n_draws: _Several = 200,
     seed: _Seed = 0,
 ) -> Outcome:
@@ -50,7 +50,7 @@ def tree_strategies(
     - `adaptive wins from M`: the least M from which on it has the lower loss; NaN if it never has.
     - `m*_sym`, `m*_ada`: the cutoffs.
     - `non-adaptive over the best plain choice`: the largest ratio over M to the lower of symmetric
-      axes and first nodes with the full posterior.
+      axes and first nodes with the full posterior; NaN if that is 0 for all M.
     """
     del runs
     rng = np.random.default_rng(seed)
@@ -79,18 +79,18 @@ def tree_strategies(
     ]
     wins = [mine[0] < other.loss for mine, other in zip(path, fixed, strict=True)]
     plain = np.minimum(symmetric, _first_nodes(depth, alpha, tau, n_draws, rng))
-    ratio = max(found.loss / least for found, least in zip(fixed, plain, strict=True))
+    ratios = [found.loss / least for found, least in zip(fixed, plain, strict=True) if least > 0]
     measured += [
         Measurement("adaptive wins from M", _for_good(wins)),
         Measurement("m*_sym", priors.symmetric_cutoff(*tree, tau)),
         Measurement("m*_ada", priors.adaptive_cutoff(*tree, tau)),
-        Measurement("non-adaptive over the best plain choice", float(ratio)),
+        Measurement("non-adaptive over the best plain choice", float(max(ratios, default=np.nan))),
     ]
     shown = curves(
         {name: np.array([loss for loss, _ in curve]) for name, curve in losses.items()}
         | {"symmetric axes": np.array(symmetric)},
         np.array(counts),
-        f"Strategies on the tree prior, h = {depth}, α = {alpha:g}, τ = {tau:g}",
+        f"Tree prior, h = {depth}, α = {alpha:g}, τ = {tau:g}",
         "channels M",
         "loss, Tr C of the posterior",
         y_scale="log",
