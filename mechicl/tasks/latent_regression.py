@@ -7,7 +7,7 @@ import numpy as np
 import pydantic
 from jaxtyping import Float
 
-from mechicl.errors import integer
+from mechicl.errors import integer, invalid
 from mechicl.schema import Var
 from mechicl.tasks.base import ContinuousTask, Prompts, register
 from mechicl.tasks.latents import AnyPrior, Constants, TreePrior
@@ -109,7 +109,11 @@ class LatentRegression(ContinuousTask):
         """Return the same task with N examples a context, each with the noise σ² of this one."""
         length = integer("n_context", n_context, 1)
         tau = self.tau * (self.n_context / length) ** 0.5
-        return type(self).model_validate({**self.model_dump(), "n_context": length, "tau": tau})
+        settings = {**self.model_dump(), "n_context": length, "tau": tau}
+        try:
+            return type(self).model_validate(settings)
+        except pydantic.ValidationError as error:
+            raise invalid(f"task {self.name!r}", error) from None
 
     def constants(self) -> Constants:
         """Return K, N, Q, σ², τ and the constants of the prior."""

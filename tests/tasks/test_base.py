@@ -8,18 +8,21 @@ import pytest
 from mechicl import tasks
 from mechicl.errors import InputError
 from mechicl.tasks.base import ContinuousTask, Task
+from mechicl.tasks.latent_regression import LatentRegression
+from mechicl.tasks.latents import TreePrior
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.tasks.multi_task_regression import MultiTaskRegression
 
-TASKS: tuple[Task, ...] = (LinearRegression(), MultiTaskRegression(), MarkovChain(d=4))
-REGRESSIONS = TASKS[:2]
+LATENT = LatentRegression(prior=TreePrior(depth=2), n_context=9, n_queries=3)
+TASKS: tuple[Task, ...] = (LinearRegression(), MultiTaskRegression(), LATENT, MarkovChain(d=4))
+REGRESSIONS = TASKS[:3]
 """Tasks whose prompts differ in every position: numbers, where tokens repeat."""
 
 
 def test_every_registered_task_is_tested_here() -> None:
     assert {task.name for task in TASKS} == set(tasks.names())
-    assert len(TASKS) == 3
+    assert len(TASKS) == 4
 
 
 @pytest.mark.parametrize("task", REGRESSIONS, ids=lambda task: task.name)
@@ -40,7 +43,7 @@ def test_parts_are_reproducible_and_differ(task: Task) -> None:
 @pytest.mark.parametrize("task", REGRESSIONS, ids=lambda task: task.name)
 def test_parts_are_independent(task: Task) -> None:
     first, second = (task.sample(4000, seed=0, part=part)["inputs"].values for part in (0, 1))
-    one, two = first[:, :-1].ravel(), second[:, :-1].ravel()
+    one, two = ((each - each.mean(0))[:, :-1].ravel() for each in (first, second))
     assert abs(np.corrcoef(one, two)[0, 1]) < 5 / len(one) ** 0.5
     assert abs(np.corrcoef(one[1:], two[:-1])[0, 1]) < 5 / len(one) ** 0.5
 
@@ -65,7 +68,7 @@ def test_a_sample_is_a_dataset_of_declared_axes(task: Task) -> None:
     assert sample["targets"].dims == ("batch", *task.target_sizes)
     assert sample["targets"].shape == (3, *task.target_sizes.values())
     kind = {"continuous": "float32", "tokens": "int64"}[task.input_kind]
-    assert {variable.dtype for variable in sample.values()} == {np.dtype(kind)}
+    assert sample["inputs"].dtype == sample["targets"].dtype == np.dtype(kind)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -87,7 +90,7 @@ def test_constants_are_declared_with_their_axes() -> None:
         for name, (variable, value) in task.constants().items():
             assert np.ndim(value) == len(variable.dims), name
             counted += 1
-    assert counted == 16
+    assert counted == 24
 
 
 def test_a_task_without_length_says_so() -> None:

@@ -18,6 +18,17 @@ TASKS = {
     "kms": {"name": "linear_regression", "d": 3, "covariance": {"rho": 0.5}},
     "rows": {"name": "linear_regression", "d": 2, "covariance": [[2, 0.3], [0.3, 1]]},
     "several": {"name": "multi_task_regression", "d": 3, "supports": [[0, 1], [2], [2, 1]]},
+    "latent": {
+        "name": "latent_regression",
+        "prior": {"kind": "tree", "depth": 2},
+        "n_context": 20,
+        "n_queries": 3,
+    },
+    "latent_gaussian": {
+        "name": "latent_regression",
+        "prior": {"kind": "gaussian", "d": 3},
+        "context": "tokens",
+    },
     "chain": {"name": "markov_chain", "d": 4, "blocks": [1, 2], "n_predictions": 5},
 }
 MODELS = {
@@ -27,11 +38,14 @@ MODELS = {
     "affine": {"name": "normalized_attention", "activation": "affine", "coefficient": 0.1},
     "square": {"name": "normalized_attention", "activation": "square"},
     "one_plus_tanh": {"name": "normalized_attention", "activation": "one_plus_tanh"},
+    "pooled": {"name": "pooled_attention", "n_layers": 2},
+    "pooled_linear": {"name": "pooled_attention", "n_channels": 2, "feedforward": False},
     "sparse": {"name": "sparse_attention", "init_scale": 0.1},
     "decoder": {"name": "decoder", "n_layers": 2, "d_head": 3, "d_mlp": 5, "dropout": 0.1},
     "window": {"name": "decoder", "d_head": 3, "d_mlp": 5, "context": 2},
 }
 TOKENS = ("sparse", "decoder", "window")
+POOLED = ("pooled", "pooled_linear")
 CLIPPED = {"optimizer": {"name": "adamw", "learning_rate": 0.02, "clip_norm": 0.1}}
 FIXED = {"training_set": 100, "dropout_on": "first_batch"}
 
@@ -39,8 +53,8 @@ FIXED = {"training_set": 100, "dropout_on": "first_batch"}
 def recipe(on: str, name: str, **settings: object) -> Recipe:
     base = {
         "name": "tiny",
-        "task": TASKS[on] | ({} if on == "chain" else {"n_context": 6}),
-        "model": MODELS[name] | {"n_heads": 3},
+        "task": TASKS[on] | ({"n_context": 6} if on not in ("chain", "latent") else {}),
+        "model": MODELS[name] | ({} if name in POOLED else {"n_heads": 3}),
         "optimizer": {"learning_rate": 0.02},
         "batch_size": 32,
         "n_steps": 60,
@@ -62,7 +76,8 @@ def test_all_that_is_registered_is_trained_here() -> None:
         *((on, "softmax") for on in ("kms", "rows")),
     ]
     + [("several", name) for name in ("softmax", "linear", "one_plus_tanh")]
-    + [("chain", name) for name in ("sparse", "window")],
+    + [("chain", name) for name in ("sparse", "window")]
+    + [("latent", "pooled"), ("latent_gaussian", "pooled_linear")],
 )
 def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> None:
     """The loss falls, it is that of the stored weights, and the constants are stored."""
@@ -95,7 +110,8 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
     one = chosen.model.answers(run.task, hooked(sequences)).detach()
     torch.testing.assert_close(one, predicted, rtol=1e-4, atol=1e-5)
     prompts = run.task.sample(3, seed=0)
-    cached = run.cache("blocks.0.hook_resid_post", prompts=prompts, steps=60, seeds=4)
+    point = "attn.hook_phi" if name in POOLED else "hook_resid_post"
+    cached = run.cache(f"blocks.0.{point}", prompts=prompts, steps=60, seeds=4)
     n_sequences = 3 * getattr(chosen.model, "n_windows", lambda task: 1)(run.task)
     assert cached.sizes["batch"] == n_sequences
 
@@ -106,6 +122,7 @@ def test_it_trains_and_stores_what_it_is(tmp_path: Path, on: str, name: str) -> 
         ("several", "one_plus_tanh", {}),
         ("kms", "linear", {}),
         ("chain", "decoder", FIXED),
+        ("latent", "pooled", {"optimizer": {"schedule": "cosine", "warmup_steps": 30}}),
         # A norm is a sum over parameters, which rounds by their order.
         *((on, name, CLIPPED) for on, name in (("chain", "decoder"), ("kms", "softmax"))),
     ],
@@ -132,7 +149,14 @@ def test_resuming_gives_the_same_bits(
 
 @pytest.mark.parametrize(
     ("on", "name"),
-    [("kms", "linear"), ("several", "one_plus_tanh"), ("chain", "sparse"), ("chain", "decoder")],
+    [
+        ("kms", "linear"),
+        ("several", "one_plus_tanh"),
+        ("chain", "sparse"),
+        ("chain", "decoder"),
+        ("latent", "pooled"),
+        ("latent_gaussian", "pooled_linear"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of itself
 def test_the_step_is_one_graph(on: str, name: str) -> None:
@@ -153,6 +177,7 @@ def test_the_step_is_one_graph(on: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("on", "name"),
     [("one", name) for name in MODELS if name not in ("exp", *TOKENS)]
+    + [("latent", name) for name in POOLED]
     + [("kms", "softmax"), ("rows", "linear"), ("several", "softmax"), ("several", "linear")],
 )
 def test_it_compiles_whole(tmp_path: Path, on: str, name: str) -> None:

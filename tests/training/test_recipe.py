@@ -159,6 +159,8 @@ CHANGES = {
     "optimizer.eps": 1e-6,
     "optimizer.weight_decay": 0.1,
     "optimizer.clip_norm": 1.0,
+    "optimizer.schedule": "cosine",
+    "optimizer.warmup_steps": 5,
     "batch_size": 7,
     "n_steps": 3,
     "training_set": 300,
@@ -287,7 +289,11 @@ def test_settings_that_came_later_leave_old_digests_alone() -> None:
         for key, value in recipe.settings().items()
         if key not in ("training_set", "dropout_on")
     }
+    for key in ("schedule", "warmup_steps"):
+        del before["optimizer"][key]
     assert settings_digest(before) == recipe.digest
+    assert load_recipe(recipe, {"schedule": "cosine"}).digest != recipe.digest
+    assert load_recipe(recipe, {"warmup_steps": 10}).digest != recipe.digest
     assert load_recipe(recipe, {"training_set": 500}).digest != recipe.digest
     every = load_recipe(recipe, {"training_set": 500})
     first = load_recipe(recipe, {"training_set": 500, "dropout_on": "first_batch"})
