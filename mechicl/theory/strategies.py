@@ -29,6 +29,9 @@ _Contexts = tuple[Int[np.ndarray, " n"], Float[np.ndarray, "channel n"]]
 _BLOCK = 2**16
 """Paths that are drawn at a time."""
 
+_POLISH = 0.02
+"""First size of a step along the gradient, in units of an entry of U."""
+
 
 def symmetric_loss(depth: int, alpha: Number, n_channels: int, tau: Number) -> float:
     """Loss of the first M symmetric axes on the tree prior, exact to rounding.
@@ -315,10 +318,6 @@ def _polished(
         size = _POLISH * (1 - k / (n_steps + 1))
         rotation = _orthonormal(rotation + size * _tangent(rotation, scaled))
     return rotation
-
-
-_POLISH = 0.02
-"""First size of a step, in units of an entry of U."""
 
 
 def _tangent(rotation: _Rotation, slope: _Rotation) -> _Rotation:

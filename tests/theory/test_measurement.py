@@ -95,7 +95,7 @@ def test_principal_axes_of_a_tree_are_its_first_nodes() -> None:
 @pytest.mark.parametrize("tau", [0, 0.01, 0.3, 3])
 def test_greedy_choice_is_no_better_than_all_at_once(tau: float) -> None:
     """Noise well above the last variances included: an axis is never read twice."""
-    for covariance in (C0, np.eye(4), priors.tree_covariance(3, 0.7)):
+    for covariance in (C0, np.eye(4), np.diag([0, 1.0, 0]), priors.tree_covariance(3, 0.7)):
         rows = measurement.greedy_axes(covariance, len(covariance), tau)
         np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-12)
         for count in range(len(covariance) + 1):
