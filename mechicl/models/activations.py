@@ -61,7 +61,7 @@ def activations(
 def weights_at(parameters: xr.Dataset, seed: int, step: int) -> dict[str, Tensor]:
     """Return a copy of one checkpoint's parameters, by position: (layer, ...)."""
     return {
-        str(name): torch.from_numpy(values.values[seed, step].copy())
+        str(name): torch.from_numpy(np.array(values.values[seed, step]))
         for name, values in parameters.items()
     }
 

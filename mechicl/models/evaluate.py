@@ -80,7 +80,9 @@ def _each(
     parts = prompts.split(max(1, min(_PROMPTS_AT_ONCE, _NUMBERS_AT_ONCE // size)))
 
     def of_one(index: tuple[int, ...]) -> np.ndarray:
-        weights = {name: torch.from_numpy(value[index].copy()) for name, value in stacked.items()}
+        weights = {
+            name: torch.from_numpy(np.array(value[index])) for name, value in stacked.items()
+        }
         with torch.no_grad():  # of this thread
             return torch.cat([function(task, weights, part) for part in parts], batch_axis).numpy()
 
