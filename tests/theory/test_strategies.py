@@ -204,6 +204,15 @@ def test_published_losses_of_the_optimised_measurement(depth: int, n_channels: i
     assert (path > found.loss) == (n_channels <= 3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "expected"), [(6, 0.06748), (8, 0.06894)])
+def test_the_optimised_measurement_in_a_finite_context(depth: int, expected: float) -> None:
+    tau = measurement.context_noise(0.1, 512)
+    rng = np.random.default_rng(0)
+    found = strategies.optimised_measurement(depth, 0.5, depth, tau, rng=rng)
+    assert found.loss == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
