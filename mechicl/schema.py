@@ -45,10 +45,12 @@ DIMS: dict[str, str] = {
     "state": "state of a Markov chain",
     "next_state": "state that follows: rows of a feature matrix",
     "leaf": "leaf of a tree prior",
+    "node_depth": "depth of a node of a tree prior, 0 the root",
     "measurement": "one of M measurements",
     "curve": "quantity that is followed over training",
     "transition": "change of a curve between two plateaus, in the order of steps",
     "reference": "exact or classical predictor that a model is held against",
+    "strategy": "way to spend a budget of measurements that a model is held against",
 }
 """Every axis has one name; outside packages add theirs with `add_dim`."""
 

@@ -39,6 +39,7 @@ BUILTIN = (
     "loss_landscape",
     "predictor_distance",
     "preconditioner",
+    "routing",
     "sign_matching",
     "solution_manifold",
     "task_allocation",

@@ -20,6 +20,7 @@ OWN = (
     "loss_landscape",
     "predictor_distance",
     "preconditioner",
+    "routing",
     "sign_matching",
     "solution_manifold",
     "task_allocation",

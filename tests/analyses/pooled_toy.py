@@ -17,6 +17,8 @@ from mechicl.tasks.streams import generator
 DEPTH = 3
 TAU = 0.02
 """Noise at which the first spins are read without an error."""
+SHARP = 16.0
+"""Slope of the hidden units of `path_reader`, in units of a normalised entry."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,10 @@ def path_reader(task: LatentRegression) -> dict[str, np.ndarray]:
             node = 2**m - 1 + bits
             for level in range(m):
                 sign = 1.0 if (bits >> (m - 1 - level)) & 1 else -1.0
-                weights["W_in"][m, level, bits] += 4 * sign
-                weights["W_in"][m, -1, bits] -= 4 * sign
+                weights["W_in"][m, level, bits] += SHARP * sign
+                weights["W_in"][m, -1, bits] -= SHARP * sign
             # Two of three signs of size 2 that agree do not do.
-            weights["b_in"][m, bits] = -4 * 2.0 * (m - 1) if m else 1.0
+            weights["b_in"][m, bits] = -2 * SHARP * (m - 1) if m else 1.0
             weights["W_out"][m, bits, 0, node] = 1.0
     return weights
 

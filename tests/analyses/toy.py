@@ -28,7 +28,7 @@ STAGES = ("context_kl", "learning_stages")
 MARKOV = ("attention_spans", "head_permutation", "value_alignment", *STAGES)
 """Probes of the Markov chain."""
 
-POOLED: tuple[str, ...] = ()
+POOLED = ("routing",)
 """Probes of the models that pool."""
 
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
@@ -55,6 +55,7 @@ CHEAP: dict[str, dict[str, object]] = {
     "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
     "loss_landscape": {"n_prompts": 100, "n_steps": 4},
     "predictor_distance": {"n_prompts": 200, "n_steps": 4},
+    "routing": {"n_prompts": 200, "n_steps": 6},
 }
 
 

@@ -42,6 +42,7 @@ ALONG = {
     "head_permutation": "block",
     "length_generalization": "examples in a context, L′",
     "loss_landscape": "KQ scale ω",
+    "routing": "depth of the node",
 }
 """What is on x where it is not the training step."""
 
