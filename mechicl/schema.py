@@ -45,6 +45,8 @@ DIMS: dict[str, str] = {
     "state": "state of a Markov chain",
     "next_state": "state that follows: rows of a feature matrix",
     "leaf": "leaf of a tree prior",
+    "tree_distance": "distance of two leaves of a tree prior: its depth less their common spins",
+    "patch_layer": "layer from which on activations are patched; after the last one, none",
     "node_depth": "depth of a node of a tree prior, 0 the root",
     "measurement": "one of M measurements",
     "curve": "quantity that is followed over training",

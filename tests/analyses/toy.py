@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from mechicl.analyses import Forward, get
-from tests.analyses import markov_toy, pooled_toy, stages_toy
+from tests.analyses import markov_toy, pooled_toy, stages_toy, transplant_toy
 
 
 def anisotropic(trajectory: xr.Dataset) -> xr.Dataset:
@@ -28,7 +28,10 @@ STAGES = ("context_kl", "learning_stages")
 MARKOV = ("attention_spans", "head_permutation", "value_alignment", *STAGES)
 """Probes of the Markov chain."""
 
-POOLED = ("routing",)
+TRANSPLANTS = ("function_vector", "key_patching")
+"""Probes that put activations of one context into the run of another."""
+
+POOLED = ("routing", *TRANSPLANTS)
 """Probes of the models that pool."""
 
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
@@ -50,7 +53,9 @@ CHEAP: dict[str, dict[str, object]] = {
     "approximate_loss": {"n_prompts": 300, "n_steps": 4},
     "attention_spans": {"n_prompts": 2},
     "context_kl": {"n_prompts": 100},
+    "function_vector": {"n_prompts": 60, "n_steps": 4},
     "head_permutation": {"n_prompts": 2},
+    "key_patching": {"n_prompts": 150, "n_steps": 4},
     "learning_stages": {"n_prompts": 50},
     "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
     "loss_landscape": {"n_prompts": 100, "n_steps": 4},
@@ -63,6 +68,8 @@ def forward_for(name: str) -> Forward | None:
     """Return what the probe `name` evaluates in a run that is `suited`, if it evaluates any."""
     if not get(name).forward:
         return None
+    if name in TRANSPLANTS:
+        return transplant_toy.forward64()
     if name in POOLED:
         return pooled_toy.forward64()
     return markov_toy.forward64() if name in MARKOV else forward()
