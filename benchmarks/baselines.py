@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mechicl.models.softmax_attention import SoftmaxAttention
+from mechicl.tasks.latent_regression import LatentRegression
 from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.tasks.streams import generator
@@ -187,6 +188,77 @@ def _train_on_chains(task: MarkovChain, model: nn.Module, batch_size: int) -> It
         tokens = draw_chain(task, batch_size)
         logits = model(tokens[:, :-1])[:, task.order - 1 :] / task.temperature
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, task.order :].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield loss.item()
+
+
+class PlainMlp(nn.Module):
+    """One hidden layer and GELU."""
+
+    def __init__(self, d_in: int, d_hidden: int, d_out: int) -> None:
+        super().__init__()
+        self.read, self.write = nn.Linear(d_in, d_hidden), nn.Linear(d_hidden, d_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply it along the last axis."""
+        return self.write(nn.functional.gelu(self.read(x)))
+
+
+class PlainPooling(nn.Module):
+    """raj2026's model as (6) is printed: values and keys of every token, then their mean."""
+
+    def __init__(self, task: LatentRegression, n_layers: int, n_channels: int) -> None:
+        super().__init__()
+        width, self.n_channels = task.d_model, n_channels
+        self.start = torch.full((width,), 0.1)
+        self.keys = nn.ModuleList(
+            PlainMlp(width, 2 * width, n_channels * width) for _ in range(n_layers)
+        )
+        value, gate, write = ((n_channels, width), (n_channels, width), (width, n_channels))
+        self.values, self.gates, self.writes = (
+            nn.ParameterList(torch.randn(shape) / shape[1] ** 0.5 for _ in range(n_layers))
+            for shape in (value, gate, write)
+        )
+        self.output = nn.ModuleList(PlainMlp(2 * width, 2 * width, 2 * width) for _ in range(3))
+        self.readout = nn.Linear(2 * width, 1)
+
+    def forward(self, context: Tensor, queries: Tensor) -> Tensor:
+        """Predict (batch, query) from tokens (batch, token, K + 1) and queries."""
+        p = self.start.expand(len(context), -1)
+        layers = zip(self.keys, self.values, self.gates, self.writes, strict=True)
+        for keys, value, gate, write in layers:
+            k = _norm(keys(_norm(p)).unflatten(-1, (self.n_channels, -1)))
+            pooled = ((context @ value.T) * (context @ k.mT)).mean(1)
+            p = p + (pooled * (p @ gate.T)) @ write.T / self.n_channels**0.5
+        u = torch.cat([queries, p[:, None].expand(-1, queries.shape[1], -1)], -1)
+        for mlp in self.output:
+            u = u + mlp(_norm(u))
+        return self.readout(u)[..., 0]
+
+
+def _norm(x: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def plain_pooling_loop(
+    task: LatentRegression, n_layers: int, n_channels: int, batch_size: int
+) -> Iterator[float]:
+    """Train it on N tokens a context, drawn on the fly, with autograd and `torch.optim.AdamW`."""
+    model = PlainPooling(task, n_layers, n_channels)
+    leaves = torch.from_numpy(task.prior.constants()["leaves"][1]).float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-4)
+    while True:
+        theta = leaves[torch.randint(len(leaves), (batch_size,))]
+        x = torch.randn(batch_size, task.n_context, task.d)
+        noise = task.noise_variance**0.5 * torch.randn(batch_size, task.n_context)
+        y = (x @ theta[..., None])[..., 0] + noise
+        asked = torch.randn(batch_size, task.n_queries, task.d)
+        queries = torch.cat([asked, torch.zeros(batch_size, task.n_queries, 1)], -1)
+        predicted = model(torch.cat([x, y[..., None]], -1), queries)
+        loss = ((predicted - (asked @ theta[..., None])[..., 0]) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

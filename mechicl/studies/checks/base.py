@@ -29,6 +29,7 @@ _MODULES = {
         "single_head_optimum",
     ),
     "probes": ("probe_holds", "probe_value"),
+    "raj2026_runs": ("keys_patched", "losses_of_strategies", "workspace_transplanted"),
     "raj2026_theory": ("no_adaptivity", "tree_strategies"),
     "yuksel2026_runs": ("attention_stages", "dips_in_order", "stages_along"),
     "yuksel2026_theory": ("factorization_stages",),
@@ -139,6 +140,13 @@ def check(compute: Callable[..., Outcome]) -> Check:
     parameters = pydantic.create_model(f"{compute.__name__}_parameters", __base__=Config, **fields)
     record = Check(compute.__name__, compute, parameters)
     return _REGISTRY.add(record.name, record, owner=compute.__module__)
+
+
+def require_labels(runs: "Mapping[str, Run]", *labels: str | None) -> None:
+    """Refuse labels that no run has."""
+    strange = [label for label in labels if label is not None and label not in runs]
+    if strange:
+        raise InputError(f"{', '.join(strange)} is none of the runs: {', '.join(runs)}")
 
 
 def curves(

@@ -7,7 +7,7 @@ import xarray as xr
 
 from mechicl.errors import InputError
 from mechicl.schema import flag_names
-from mechicl.studies.checks.base import Measurement, Outcome, check
+from mechicl.studies.checks.base import Measurement, Outcome, check, require_labels
 from mechicl.studies.checks.probes import labelled
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def attention_stages(
     n_steps
         How many checkpoints are evaluated.
     """
-    _require(runs, label_shown)
+    require_labels(runs, label_shown)
     measurements: list[Measurement] = []
     shown = None
     for label, run in runs.items():
@@ -95,7 +95,7 @@ def dips_in_order(
     n_prompts
         Size of the evaluation set.
     """
-    _require(runs, model, *against)
+    require_labels(runs, model, *against)
     others = {label: runs[label] for label in against}
     result = runs[model].analyze("context_kl", against=others, n_prompts=n_prompts)
     names = {name: code for code, name in flag_names(result["reference"]).items()}
@@ -165,10 +165,3 @@ def stages_along(
         rose = never_falls and reached[-1] > reached[0]
         compared.append(Measurement("rises along the runs", float(rose), seed=seed))
     return Outcome((*compared, *outcome.measurements), outcome.shown)
-
-
-def _require(runs: "Mapping[str, Run]", *labels: str | None) -> None:
-    """Refuse labels that no run has."""
-    strange = [label for label in labels if label is not None and label not in runs]
-    if strange:
-        raise InputError(f"{', '.join(strange)} is none of the runs: {', '.join(runs)}")

@@ -1,4 +1,4 @@
-"""Training of yuksel2026's models beside plain PyTorch loops, in CPU time."""
+"""Training of the models of yuksel2026 and raj2026 beside plain PyTorch loops, in CPU time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from benchmarks.baselines import plain_chain_loop, plain_decoder_loop
+from benchmarks.baselines import plain_chain_loop, plain_decoder_loop, plain_pooling_loop
 from benchmarks.measure import cpu_rate, in_turns
 from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.training import load_recipe
@@ -62,3 +62,17 @@ def test_the_decoder_beside_a_plain_loop(benchmark: object, report: Callable) ->
     recipe = load_recipe("yuksel2026-minimal", settings)
     plain = plain_decoder_loop(recipe.task, 3, 16, 64, 256)
     beside(benchmark, report, "yuksel2026's decoder", recipe, plain)
+
+
+@pytest.mark.parametrize(("kind", "n_queries"), [("deep", 8), ("wide", 8), ("deep", 64)])
+def test_the_pooling_models_beside_a_plain_loop(
+    benchmark: object, report: Callable, kind: str, n_queries: int
+) -> None:
+    """N = 512 tokens of K = 63 covariates in the plain loop, pseudo-tokens of the same law here."""
+    settings = {"seeds": [0], "n_queries": n_queries}
+    recipe = load_recipe(f"raj2026-tree-{kind}", settings)
+    shape = (recipe.model.n_layers, recipe.model.n_channels)
+    plain = plain_pooling_loop(recipe.task, *shape, recipe.batch_size)
+    name = f"raj2026's {kind} model, {n_queries} queries,"
+    ratio = beside(benchmark, report, name, recipe, plain)
+    assert ratio > (3 if n_queries == 8 else 1)
