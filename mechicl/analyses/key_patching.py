@@ -1,19 +1,18 @@
 """What a context is worth that is read with the keys of another: raj2026, Fig. 4c and d."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import pydantic
 import xarray as xr
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
 from mechicl.analyses import transplants
 from mechicl.analyses.evaluation import spread_steps, squared_error
 from mechicl.analyses.heads import NONFINITE, nonfinite
 from mechicl.analyses.pooled import POOLED, TREE, tree_prior
 from mechicl.analyses.probe import Forward, probe, undefined_codes, verdict
-from mechicl.analyses.transplants import NONFINITE_PREDICTIONS, QUERIES, mean_and_error
+from mechicl.analyses.transplants import NONFINITE_PREDICTIONS, QUERIES, Donors, mean_and_error
 from mechicl.schema import Var
 
 if TYPE_CHECKING:
@@ -147,7 +146,9 @@ def key_patching(
             for size, part in cut
         ]
     )
-    donors = choose_donors(leaves, depth, np.random.default_rng([evaluation_seed, n_prompts]))
+    donors = transplants.choose_donors(
+        leaves, depth, np.random.default_rng([evaluation_seed, n_prompts])
+    )
     pool = _Pool(forward, evaluation_seed, cut, donors, n_layers, n_queries)
     found = transplants.steps(chosen, forward, lambda models: pool.measure(models, margin))
     layers = np.arange(n_layers + 1)
@@ -181,46 +182,6 @@ def key_patching(
     )
 
 
-@dataclass(frozen=True)
-class Donors:
-    """The donors of a pool: `index` of each at every distance, where `found`."""
-
-    index: Int[np.ndarray, "context tree_distance"]
-    found: Bool[np.ndarray, "context tree_distance"]
-
-
-def choose_donors(
-    leaves: Int[np.ndarray, " context"], depth: int, rng: np.random.Generator
-) -> Donors:
-    """Match every context of a pool with one at each tree distance, 0 another of its own leaf.
-
-    Those at distance k of a leaf are the contexts of one subtree, and the same for all leaves of
-    the subtree beside it. Either side is put into a random order, and these are matched in turn: so
-    every donor is as likely, and is used as often as the next, to one. `leaves` are numbered as in
-    `mechicl.theory.priors`.
-    """
-    n = len(leaves)
-    index, found = np.zeros((n, depth + 1), int), np.zeros((n, depth + 1), bool)
-    for distance in range(depth + 1):
-        group = leaves >> max(distance - 1, 0)
-        n_groups = 2 ** (depth - max(distance - 1, 0))
-        size = np.bincount(group, minlength=n_groups)
-        start = np.cumsum(size) - size
-        targets = np.lexsort((rng.random(n), group))
-        rank = np.empty(n, int)
-        rank[targets] = np.arange(n) - start[group[targets]]
-        if distance == 0:
-            # Of its own order the next: it is itself where it is alone.
-            order, of, turn = targets, group, rank + 1
-            found[:, 0] = size[group] > 1
-        else:
-            order, of, turn = np.lexsort((rng.random(n), group)), group ^ 1, rank
-            found[:, distance] = size[of] > 0
-        place = start[of] + turn % np.maximum(size[of], 1)
-        index[:, distance] = order[np.minimum(place, n - 1)]
-    return Donors(index, found)
-
-
 class _Pool:
     """Prompts, drawn anew for each step, and which of them give their keys to which."""
 
@@ -235,7 +196,7 @@ class _Pool:
     ) -> None:
         self._forward, self._seed, self._cut = forward, seed, cut
         self._donors = donors.index
-        self._kept: np.ndarray = donors.found.all(-1)
+        self._kept = np.asarray(donors.found.all(-1))
         self._n_layers, self._n_queries = n_layers, n_queries
         self._names = [f"blocks.{layer}.attn.hook_dynamic_key" for layer in range(n_layers)]
         self.n_contexts = int(self._kept.sum())

@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from mechicl.analyses.heads import nonfinite
 from mechicl.analyses.probe import Forward
@@ -52,6 +53,46 @@ def sample(forward: Forward, n: int, seed: int, part: int = 0) -> xr.Dataset:
     if forward.sample is None:
         raise InputError(_LACKING.format("reads latents of the task", "sample"))
     return forward.sample(n, seed, part=part)
+
+
+@dataclass(frozen=True)
+class Donors:
+    """The donors of a pool: `index` of each at every distance, where `found`."""
+
+    index: Int[np.ndarray, "context tree_distance"]
+    found: Bool[np.ndarray, "context tree_distance"]
+
+
+def choose_donors(
+    leaves: Int[np.ndarray, " context"], depth: int, rng: np.random.Generator
+) -> Donors:
+    """Match every context of a pool with one at each tree distance, 0 another of its own leaf.
+
+    Those at distance k of a leaf are the contexts of one subtree, and the same for all leaves of
+    the subtree beside it. Either side is put into a random order, and these are matched in turn: so
+    every donor is as likely, and is used as often as the next, to one. `leaves` are numbered as in
+    `mechicl.theory.priors`.
+    """
+    n = len(leaves)
+    index, found = np.zeros((n, depth + 1), int), np.zeros((n, depth + 1), bool)
+    for distance in range(depth + 1):
+        group = leaves >> max(distance - 1, 0)
+        n_groups = 2 ** (depth - max(distance - 1, 0))
+        size = np.bincount(group, minlength=n_groups)
+        start = np.cumsum(size) - size
+        targets = np.lexsort((rng.random(n), group))
+        rank = np.empty(n, int)
+        rank[targets] = np.arange(n) - start[group[targets]]
+        if distance == 0:
+            # Of its own order the next: it is itself where it is alone.
+            order, of, turn = targets, group, rank + 1
+            found[:, 0] = size[group] > 1
+        else:
+            order, of, turn = np.lexsort((rng.random(n), group)), group ^ 1, rank
+            found[:, distance] = size[of] > 0
+        place = start[of] + turn % np.maximum(size[of], 1)
+        index[:, distance] = order[np.minimum(place, n - 1)]
+    return Donors(index, found)
 
 
 class Models:
