@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
 BUILTIN = (
+    "activation_patching",
     "approximate_loss",
     "attention_spans",
     "circuits",

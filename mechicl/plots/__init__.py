@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OWN = (
+    "activation_patching",
     "approximate_loss",
     "attention_spans",
     "circuits",

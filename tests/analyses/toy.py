@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import xarray as xr
 
-from mechicl.analyses import Forward, get
+from mechicl.analyses import Forward, forward_of, get
+from mechicl.models.softmax_attention import SoftmaxAttention
+from mechicl.tasks.linear_regression import LinearRegression
 from tests.analyses import markov_toy, pooled_toy, stages_toy, transplant_toy
 
 
@@ -50,6 +52,7 @@ def suited(name: str, trajectory: xr.Dataset) -> xr.Dataset:
 
 
 CHEAP: dict[str, dict[str, object]] = {
+    "activation_patching": {"n_prompts": 20, "n_steps": 4},
     "approximate_loss": {"n_prompts": 300, "n_steps": 4},
     "attention_spans": {"n_prompts": 2},
     "context_kl": {"n_prompts": 100},
@@ -72,6 +75,8 @@ def forward_for(name: str) -> Forward | None:
         return transplant_toy.forward64()
     if name in POOLED:
         return pooled_toy.forward64()
+    if name == "activation_patching":  # it looks into the model itself
+        return forward_of(LinearRegression(), SoftmaxAttention())
     return markov_toy.forward64() if name in MARKOV else forward()
 
 
