@@ -90,10 +90,11 @@ def activation_patching(
       the unit of the task's loss.
 
     Each is (seed, step, head, pos), a part of the hook point patched alone; `per` says which axes
-    it has, the others are of size 1. `pos` is a position of the sequences that the model reads:
-    `pos` or `query_pos` of the hook point, of a model with a `context` in its window. The same with
-    all of the hook point patched are `whole_recovered`, `whole_moved` and `whole_loss_change`
-    (seed, step). `hook` says which one it was, as `mechicl.schema.flag_names` reads it.
+    it has, the others are of size 1. `pos` is a position of the sequences that the model reads,
+    `pos`, `query_pos` or `query` of the hook point: in a window where the model has a `context`.
+    The same with all of the hook point patched are `whole_recovered`, `whole_moved` and
+    `whole_loss_change` (seed, step). `hook` says which one it was, as `mechicl.schema.flag_names`
+    reads it.
 
     `recovered_error`, `moved_error`, `loss_change_error`, `whole_recovered_error`,
     `whole_moved_error` and `whole_loss_change_error` are standard errors over prompts, that of a
@@ -390,7 +391,7 @@ def _default(model: "HookedTransformer") -> str:
 
 
 def _position(dims: Sequence[str]) -> str | None:
-    return next((dim for dim in ("pos", "query_pos") if dim in dims), None)
+    return next((dim for dim in ("pos", "query_pos", "query") if dim in dims), None)
 
 
 def _patches(

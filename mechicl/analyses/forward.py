@@ -79,7 +79,7 @@ def _reads(
     import torch
 
     wanted = task.input_dtype if task.input_kind == "tokens" else dtype
-    return model.windows(task, torch.from_numpy(np.array(inputs, wanted)))
+    return model.windows(task, torch.from_numpy(np.array(inputs, wanted, order="C")))
 
 
 def _answers(task: "Task", model: "Model", output: "Tensor") -> np.ndarray:

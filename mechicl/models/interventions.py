@@ -190,7 +190,7 @@ def run_each(
         donors = _record_donors(model, groups)
         for start in range(0, len(groups), together):
             some = groups[start : start + together]
-            stacked = inputs.repeat(len(some), *[1] * (inputs.ndim - 1))
+            stacked = inputs if len(some) == 1 else torch.cat([inputs] * len(some))
             with _installed(model, some, donors, n_sequences) as installed:
                 output = model(stacked)
             outputs.append(output.unflatten(0, (len(some), n_sequences)))
@@ -324,7 +324,9 @@ class _Edit:
         """Return the activation patched; a tensor of its own."""
         value = self._fitting(activation)
         where = self._where(activation)
-        out = value.clone() if where is None else torch.where(where, value, activation)
+        out = _laid_out(
+            value if where is None else torch.where(where, value, activation), activation
+        )
         self.changed = self.changed or _differ(out.detach(), activation.detach())
         return out
 
@@ -366,6 +368,14 @@ class _Edit:
                 ) from None
             where = where & chosen.reshape([-1 if each == axis else 1 for each in range(len(dims))])
         return where
+
+
+def _laid_out(value: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of a value in the memory order of another tensor.
+
+    What follows may round otherwise in another order, and an unchanged activation would not do.
+    """
+    return torch.empty_like(like).copy_(value)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
@@ -426,4 +436,5 @@ class _Point:
             )
         for edit in self.edits:
             parts[edit.variant] = edit(parts[edit.variant])
-        return torch.cat([part.expand(n, *part.shape[1:]) for part in parts])
+        stacked = torch.cat([part.expand(n, *part.shape[1:]) for part in parts])
+        return stacked if len(activation) == 1 else _laid_out(stacked, activation)
