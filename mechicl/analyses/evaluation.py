@@ -156,13 +156,15 @@ class JointMoments:
 
 
 def reference_axis(names: Iterable[str]) -> xr.DataArray:
-    """Return the axis of references: numbers, with names as CF flags.
+    """Return the axis of references; see `flag_axis`."""
+    return flag_axis("reference", "reference predictor", names)
+
+
+def flag_axis(dim: str, meaning: str, names: Iterable[str]) -> xr.DataArray:
+    """Return an axis of things that have names: numbers, with names as CF flags.
 
     Labels of text do not survive a Zarr store; `mechicl.schema.flag_names` reads these back.
     """
     flags = dict(enumerate(names))
-    return xr.DataArray(
-        np.arange(len(flags)),
-        dims="reference",
-        attrs=Var(("reference",), "1", "reference predictor", flags=flags).attrs,
-    )
+    attrs = Var((dim,), "1", meaning, flags=flags).attrs
+    return xr.DataArray(np.arange(len(flags)), dims=dim, attrs=attrs)

@@ -40,6 +40,7 @@ BUILTIN = (
     "learning_stages",
     "length_generalization",
     "loss_landscape",
+    "mmse",
     "predictor_distance",
     "preconditioner",
     "routing",

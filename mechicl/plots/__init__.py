@@ -21,6 +21,7 @@ OWN = (
     "learning_stages",
     "length_generalization",
     "loss_landscape",
+    "mmse",
     "predictor_distance",
     "preconditioner",
     "routing",

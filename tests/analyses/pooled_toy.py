@@ -179,6 +179,15 @@ def of_regression(trajectory: xr.Dataset) -> xr.Dataset:
     return found.assign_coords(seed=trajectory["seed"], step=trajectory["step"])
 
 
+def of_one_measurement(trajectory: xr.Dataset) -> xr.Dataset:
+    """Return `of_regression` with a budget of one: no fixed measurement is then near `forward64`.
+
+    With as many as levels they do, at the noise of `contract_task`.
+    """
+    made = of_regression(trajectory)
+    return made.assign(n_measurements=made["n_measurements"].copy(data=1))
+
+
 def contract_task() -> LatentRegression:
     """Return the task of `of_regression`: a tree whose spins are read without an error."""
     return tree(tau=TAU)

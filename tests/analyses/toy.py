@@ -33,7 +33,7 @@ MARKOV = ("attention_spans", "head_permutation", "value_alignment", *STAGES)
 TRANSPLANTS = ("function_vector", "key_patching")
 """Probes that put activations of one context into the run of another."""
 
-POOLED = ("routing", *TRANSPLANTS)
+POOLED = ("mmse", "routing", *TRANSPLANTS)
 """Probes of the models that pool."""
 
 SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
@@ -42,6 +42,7 @@ SUITED: dict[str, Callable[[xr.Dataset], xr.Dataset]] = {
     **dict.fromkeys(MARKOV, markov_toy.of_regression),
     **dict.fromkeys(STAGES, stages_toy.of_regression),
     **dict.fromkeys(POOLED, pooled_toy.of_regression),
+    "mmse": pooled_toy.of_one_measurement,
 }
 """What makes a run of isotropic regression one about which these probes have something to say."""
 
@@ -62,6 +63,7 @@ CHEAP: dict[str, dict[str, object]] = {
     "learning_stages": {"n_prompts": 50},
     "length_generalization": {"n_prompts": 400, "n_steps": 4, "lengths": (3, 40, 100)},
     "loss_landscape": {"n_prompts": 100, "n_steps": 4},
+    "mmse": {"n_prompts": 64, "n_steps": 6, "n_paths": 100, "n_draws": 40, "spsa_steps": 2},
     "predictor_distance": {"n_prompts": 200, "n_steps": 4},
     "routing": {"n_prompts": 200, "n_steps": 6},
 }
