@@ -75,7 +75,7 @@ def mmse(
     trajectory: xr.Dataset,
     forward: Forward,
     *,
-    n_prompts: Annotated[int, pydantic.Field(ge=2)] = 4096,
+    n_prompts: Annotated[int, pydantic.Field(ge=2)] = 2048,
     n_steps: Annotated[int, pydantic.Field(ge=1)] = 1,
     margin: Annotated[float, pydantic.Field(ge=0)] = 2.0,
     n_paths: Annotated[int, pydantic.Field(ge=2)] = 200_000,
