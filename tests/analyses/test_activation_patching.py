@@ -29,6 +29,7 @@ from mechicl.tasks.linear_regression import LinearRegression
 from mechicl.tasks.markov_chain import MarkovChain
 from mechicl.tasks.multi_task_regression import MultiTaskRegression
 from mechicl.tasks.streams import generator
+from tests.analyses import pooled_toy
 
 PROBE = analyses.get("activation_patching")
 probe_module = import_module("mechicl.analyses.activation_patching")
@@ -417,3 +418,18 @@ def test_the_shell_and_the_facade(
     names: dict[str, object] = {}
     exec(compile(code, "docs/patching.md", "exec"), names)
     assert names["predictions"].shape == (50,)
+
+
+def test_a_pooling_model_has_no_heads_and_is_patched_all_the_same() -> None:
+    """By default its last workspace; query by query its predictions, which are the donor's then."""
+    toy = pooled_toy.random(pooled_toy.tree(), pooled_toy.model("A"))
+    result = PROBE(toy.trajectory, toy.forward(), n_prompts=N)
+    assert flag_names(result["hook"]) == {0: "blocks.2.hook_workspace"}
+    assert (abs(result["whole_recovered"] - 0.5) > 0.01).all()
+    settings = {"hook": "output.hook_prediction", "per": "position", "n_prompts": N}
+    end = PROBE(toy.trajectory, toy.forward(), **settings)
+    assert end.sizes["pos"] == 4
+    assert (end["whole_recovered"] == 1).all()
+    np.testing.assert_allclose(end["recovered"].sum("pos"), 1.0, atol=1e-12)
+    queries = PROBE(toy.trajectory, toy.forward(), **{**settings, "hook": "hook_queries"})
+    assert (queries["whole_recovered"] < 1).all()

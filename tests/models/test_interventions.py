@@ -429,6 +429,21 @@ def test_gradients_pass_a_patch_and_donors_are_not_changed(softmax: Case) -> Non
     torch.testing.assert_close(donor, kept, rtol=0, atol=0)
 
 
+def test_a_patch_keeps_the_memory_order_of_what_it_replaces(softmax: Case) -> None:
+    """What comes after would round otherwise: z is no contiguous tensor here."""
+    strides: list[tuple[int, ...]] = []
+
+    def see(value: Tensor, hook: object) -> None:
+        strides.append(value.stride())
+
+    softmax.hooked.run_with_hooks(softmax.clean, fwd_hooks=[(Z, see)])
+    for at in ({}, {"head": 0}):
+        with patched(softmax.hooked, Patch(Z, torch.ones(6, 7, 2, 4), at)):
+            softmax.hooked.run_with_hooks(softmax.clean, fwd_hooks=[(Z, see)])
+    assert strides[0] != torch.ones(6, 7, 2, 4).stride()
+    assert strides == [strides[0]] * 3
+
+
 def test_what_never_fires_is_an_error_and_what_changes_nothing_a_warning(softmax: Case) -> None:
     model, inputs = softmax.hooked, softmax.clean
     result = Patch("blocks.0.attn.hook_result", "zero")
