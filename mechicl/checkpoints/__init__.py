@@ -3,10 +3,11 @@
 Arrays alone: this layer knows no task, no model and no torch.
 """
 
+from mechicl.checkpoints.findings import Finding
 from mechicl.checkpoints.layout import SCHEMA_VERSION, Plan, allocate
 from mechicl.checkpoints.reader import load, read_config, read_trajectory, require_run
 from mechicl.checkpoints.schedule import Schedule
-from mechicl.checkpoints.verify import Finding, verify
+from mechicl.checkpoints.verify import verify
 from mechicl.checkpoints.writer import Checkpoint, TrajectoryWriter
 
 __all__ = [

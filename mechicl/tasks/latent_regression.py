@@ -244,13 +244,18 @@ class LatentRegression(ContinuousTask):
     ) -> dict[str, Float[np.ndarray, "batch query"]]:
         moments = self.moments(inputs)
         length = inputs.shape[-2] - self.n_queries if self.context == "tokens" else self.n_context
-        inverse = np.linalg.pinv(moments[..., :-1, :-1], hermitian=True)
+        gram, seen = moments[..., :-1, :-1], moments[..., :-1, -1:]
+        # Solving is some twenty times as fast, where the solution is the only one.
+        unique = length >= self.d
+        least = (
+            np.linalg.solve(gram, seen) if unique else np.linalg.pinv(gram, hermitian=True) @ seen
+        )
         coefficients = {
             "posterior_mean": self.prior.posterior_mean(
                 moments, n_context=length, noise_variance=self.noise_variance
             ),
-            "least_squares": (inverse @ moments[..., :-1, -1:])[..., 0],
-            "moment": moments[..., :-1, -1],
+            "least_squares": least[..., 0],
+            "moment": seen[..., 0],
         }
         queries = inputs[..., -self.n_queries :, :-1].astype(float)
         return {name: (queries @ theta[..., None])[..., 0] for name, theta in coefficients.items()}

@@ -213,16 +213,16 @@ def test_chunks_that_split_seeds_or_matrices(tmp_path, monkeypatch):
 
 
 def test_a_chunk_that_was_being_replaced_is_read_again(run, monkeypatch):
-    verification = sys.modules["mechicl.checkpoints.verify"]
-    read, failed = verification.read_chunk, []
+    inspection = sys.modules["mechicl.checkpoints.inspection"]
+    read, failed = inspection.read_chunk, []
 
     def once(run, array, chunk):
         if chunk.file.endswith("W_Q/c/0/1/0/0") and not failed:
             failed.append(chunk)
-            raise verification.ChunkError("missing", "is missing")
+            raise inspection.ChunkError("missing", "is missing")
         return read(run, array, chunk)
 
-    monkeypatch.setattr(verification, "read_chunk", once)
+    monkeypatch.setattr(inspection, "read_chunk", once)
     assert verify(run) == []
     assert failed
 

@@ -198,3 +198,15 @@ def test_many_models_have_the_prompts_of_one() -> None:
         torch.testing.assert_close(together.targets[number], alone.targets)
     for name, (dims, value) in chosen.latents(normals).items():
         assert value.shape == (2, 5, *[chosen.d] * len(dims)), name
+
+
+@pytest.mark.parametrize("n_context", [2, 3, 4, 30])
+def test_least_squares_are_those_of_numpy(n_context: int) -> None:
+    """Of least norm where a context of fewer tokens than covariates leaves a choice."""
+    chosen = task(context="tokens", n_context=n_context)
+    inputs = drawn(chosen, 20)["inputs"]
+    found = chosen.references(inputs)["least_squares"]
+    for prompt, predicted in zip(inputs, found, strict=True):
+        x, y = prompt[:n_context, :-1], prompt[:n_context, -1]
+        theta = np.linalg.lstsq(x, y, rcond=None)[0]
+        np.testing.assert_allclose(predicted, prompt[n_context:, :-1] @ theta, rtol=1e-3, atol=1e-4)

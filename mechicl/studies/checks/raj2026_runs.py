@@ -76,7 +76,7 @@ def losses_of_strategies(
         by = mean - float(losses[label].mean())
         spreads = by / np.hypot(_spread(losses[label]), spread)
         measurements += [
-            Measurement(f"{label} below {name} by the spread", float(spreads > 1)),
+            Measurement(f"{label} below {name} by the spread", _yes(spreads, spreads > 1)),
             Measurement(f"{label} below {name}, in spreads", spreads),
         ]
     for label, loss in losses.items():
@@ -94,6 +94,10 @@ def losses_of_strategies(
 def _spread(losses: xr.DataArray) -> float:
     """Return the standard deviation over seeds; NaN for one."""
     return float(losses.std(ddof=1)) if losses.size > 1 else np.nan
+
+
+def _yes(of: float, answer: bool) -> float:
+    return float(answer) if np.isfinite(of) else np.nan
 
 
 def _training(runs: "Mapping[str, Run]", results: "Mapping[str, xr.Dataset]") -> xr.Dataset:

@@ -1,27 +1,14 @@
 """Checks of yuksel2026: on results that are given, and on flows at quick sizes."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import xarray as xr
 
 from mechicl.errors import InputError
 from mechicl.studies.checks import get
+from tests.studies.checks.given import GivenRun, by_quantity
 
 STEPS = [0, 10, 20, 30, 40]
-
-
-class GivenRun:
-    """Stands for a run whose probes say what they are told to."""
-
-    def __init__(self, result: xr.Dataset) -> None:
-        self._result = result
-        self.asked: dict[str, Any] = {}
-
-    def analyze(self, name: str, **settings: Any) -> xr.Dataset:
-        self.asked = {"name": name, **settings}
-        return self._result
 
 
 def stages(entered: list[list[float]], phase: list[list[int]]) -> GivenRun:
@@ -53,13 +40,6 @@ def stages(entered: list[list[float]], phase: list[list[int]]) -> GivenRun:
 
 LATE = stages([[10, 30], [20, 40]], [[0, 1, 1, 3, 3], [0, 0, 2, 2, 3]])
 NEVER = stages([[10, np.nan], [np.nan, np.nan]], [[0, 1, 1, 1, 1], [0, 0, 0, 0, 0]])
-
-
-def by_quantity(outcome: Any) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for each in outcome.measurements:
-        found.setdefault(each.quantity, []).append(each.value)
-    return found
 
 
 def test_stages_of_one_run_and_of_several() -> None:
