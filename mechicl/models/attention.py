@@ -68,6 +68,16 @@ class OneLayerAttention(Model, ABC):
         is allowed; no gradient passes to their scores. `allowed` broadcasts against `scores`.
         """
 
+    def refusal(self, task: Task) -> str | None:
+        """Refuse tokens, and targets that are not the responses of the last position."""
+        inherited = super().refusal(task)
+        if inherited is None and not set(task.target_sizes) <= {"response"}:
+            return (
+                f"model {self.name!r} predicts the responses of one query, the last position, and "
+                f"a target of task {task.name!r} has axes {', '.join(task.target_sizes)}"
+            )
+        return inherited
+
     def parameters(self, task: Task) -> dict[str, Var]:
         """Declare W_Q, W_K, W_V and W_O in TransformerLens's layout, for row vectors."""
         del task

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from mechicl import models
+from mechicl.models.attention import OneLayerAttention
 from mechicl.models.softmax_attention import SoftmaxAttention
 from mechicl.schema import DIMS
+from mechicl.tasks.latent_regression import LatentRegression
+from mechicl.tasks.latents import TreePrior
 from tests.models.architectures import (
     ARCHITECTURES,
     TASKS,
@@ -23,8 +26,10 @@ every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 
 def test_every_registered_model_is_tested_here() -> None:
     tested = {architecture.model().name for architecture in ARCHITECTURES.values()}
-    of_vectors = {name for name in models.names() if models.get(name).input_kind == "continuous"}
-    assert tested == of_vectors
+    of_one_layer = {
+        name for name in models.names() if issubclass(models.get(name), OneLayerAttention)
+    }
+    assert tested == of_one_layer
     assert len(tested) == 3
 
 
@@ -53,6 +58,18 @@ def test_three_ways_to_one_prediction(name: str, on: str) -> None:
             assert (moved > 1e-3).all(), weight
             counted += 1
     assert counted in (6, 12)
+
+
+@every_architecture
+@pytest.mark.parametrize("n_queries", [1, 8])
+def test_a_task_of_queries_is_refused(name: str, n_queries: int) -> None:
+    """One prediction would be held against all of them, whatever their number."""
+    task = LatentRegression(prior=TreePrior(depth=2), n_queries=n_queries)
+    said = ARCHITECTURES[name].model().refusal(task)
+    assert said is not None
+    assert "a target of task 'latent_regression' has axes query" in said
+    for accepted in TASKS.values():
+        assert ARCHITECTURES[name].model().refusal(accepted) is None
 
 
 @every_architecture
