@@ -265,6 +265,13 @@ class Probe:
         missing = self._missing(trajectory)
         if missing:
             return f"the run has no {', '.join(missing)}"
+        for name, var in self.reads.items():
+            found = trajectory[name].dims if name in trajectory.variables else var.dims
+            if set(found) != set(var.dims):
+                return (
+                    f"the run's {name} has axes {', '.join(map(str, found)) or 'none'}, and this "
+                    f"probe reads one of axes {', '.join(var.dims) or 'none'}"
+                )
         return self.applies(trajectory)
 
     def _missing(self, trajectory: xr.Dataset) -> list[str]:

@@ -142,6 +142,17 @@ def test_output_that_breaks_its_declaration_is_refused(trajectory):
         make(gives={"more": Var(("seed",), "1", "x")})(trajectory)
 
 
+def test_a_run_whose_arrays_have_other_axes_is_no_run_for_the_probe(trajectory):
+    """Models of other kinds have parameters of the same names."""
+    other = trajectory.assign(W_Q=trajectory["W_Q"].isel(layer=0, drop=True))
+    said = make().objection(other)
+    assert said is not None
+    assert "W_Q has axes" in said
+    assert "reads one of axes seed, step, layer" in said
+    assert make().objection(trajectory.transpose(...)) is None
+    assert make().objection(trajectory.transpose("step", ...)) is None
+
+
 def test_a_probe_says_why_it_does_not_apply(trajectory):
     with pytest.raises(NothingToAnalyseError, match="the run has no W_Q") as caught:
         make()(trajectory.drop_vars("W_Q"))
