@@ -124,7 +124,7 @@ def patched(
         a place outside the activation. At the end of the block, for a hook point that never fired.
     """
     _require_known(unchanged)
-    given = [patches] if isinstance(patches, Patch) else list(patches)
+    given = _several(patches)
     with _installed(model, [given], _record_donors(model, [given])) as edits:
         yield model
     _report(edits, unchanged, stacklevel=4)
@@ -139,7 +139,7 @@ def run_patched(
 ) -> Float[Tensor, "sequence ..."]:
     """Return what the model gives for `inputs` under patches; `patched` says how, and raises."""
     _require_known(unchanged)
-    given = [patches] if isinstance(patches, Patch) else list(patches)
+    given = _several(patches)
     with _installed(model, [given], _record_donors(model, [given])) as edits:
         output = model(inputs)
     _report(edits, unchanged, stacklevel=3)
@@ -178,7 +178,7 @@ def run_each(
         As `patched` does, and for no variants at all.
     """
     integer("at_once", at_once, 1)
-    groups = [[each] if isinstance(each, Patch) else list(each) for each in variants]
+    groups = [_several(each) for each in variants]
     if not groups:
         raise InputError("no variants were given; run_each takes patches, or lists of them")
     _require_known(unchanged)
@@ -225,6 +225,18 @@ def record(
     silent = [name for name in wanted if name not in found]
     if silent:
         raise InputError(f"hook points {silent} do not fire in this model's forward pass")
+    return found
+
+
+def _several(patches: object) -> list[Patch]:
+    """Return patches, one or several, as a list; raise InputError for anything else."""
+    whole = isinstance(patches, Patch) or not isinstance(patches, Iterable)
+    found: list[Any] = [patches] if whole else list(patches)
+    strange = [each for each in found if not isinstance(each, Patch)]
+    if strange:
+        raise InputError(
+            f"given {strange[0]!r}; accepted: a Patch, or several, such as Patch(hook, 'zero')"
+        )
     return found
 
 
@@ -395,9 +407,10 @@ def _differ(one: Tensor, other: Tensor) -> bool:
 def _as_index(place: Any) -> slice | list[int]:
     if isinstance(place, slice):
         return place
-    if isinstance(place, Iterable):
-        return [index(each) for each in place]
-    return [index(place)]
+    several = list(place) if isinstance(place, Iterable) else [place]
+    if any(getattr(each, "dtype", type(each)) in (bool, torch.bool) for each in several):
+        raise TypeError("a mask, of which 1 and 0 would be read as indices")
+    return [index(each) for each in several]
 
 
 class _Point:

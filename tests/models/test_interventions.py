@@ -475,6 +475,13 @@ def test_what_never_fires_is_an_error_and_what_changes_nothing_a_warning(softmax
         (lambda: Patch(Z, "zero", {"query_pos": 1}), "dim of .*hook_z 'query_pos'.* head, pos"),
         (lambda: Patch(Z, "zero", {"head": 2}), "head is an index from -2 to 1.*given 2"),
         (lambda: Patch(Z, "zero", {"head": "0"}), "head is an index from -2 to 1"),
+        # 1 and 0 are indices too, and not those that a mask means.
+        (lambda: Patch(Z, "zero", {"head": [False, True]}), "head is an index from -2 to 1"),
+        (lambda: Patch(Z, "zero", {"head": True}), "head is an index from -2 to 1"),
+        (
+            lambda: Patch(Z, "zero", {"head": torch.tensor([False, True])}),
+            "head is an index from -2 to 1",
+        ),
         (
             lambda: Patch(Z, torch.zeros(6, 2, 4)),
             r"given a value of shape \(6, 2, 4\).*\(6, 7, 2, 4\), and that fits, or \(1, 7, 2, 4\)",
@@ -503,4 +510,12 @@ def test_requests_that_make_no_sense(softmax: Case) -> None:
         run_patched(softmax.hooked, softmax.clean, Patch(Z, "zero"), unchanged="raise")
     with pytest.raises(InputError, match="at_once is an integer from 1"):
         run_each(softmax.hooked, softmax.clean, [Patch(Z, "zero")], at_once=0)
+    for strange in ("zero", Z, None, [Patch(Z, "zero"), (Z, "zero")]):
+        for run in (
+            lambda given: run_patched(softmax.hooked, softmax.clean, given),
+            lambda given: run_each(softmax.hooked, softmax.clean, [given]),
+            lambda given: patched(softmax.hooked, given).__enter__(),
+        ):
+            with pytest.raises(InputError, match="accepted: a Patch, or several"):
+                run(strange)
     assert hook_dims(Z) == ("batch", "pos", "head", "d_head")
