@@ -33,7 +33,7 @@ _MEASURES = {
     "loss_change": "loss patched less loss, in the task's unit",
 }
 _GIVEN = [each for name in _MEASURES for each in (name, f"{name}_error")]
-_PREFERRED = ("attn.hook_z", "hook_workspace", "hook_resid_post")
+_PREFERRED = ("attn.hook_z", "hook_workspace", "attn.hook_phi", "hook_resid_post")
 _OUTPUTS_AT_ONCE = 2**16  # sequences whose outputs are held
 
 
@@ -117,7 +117,7 @@ def activation_patching(
     ----------
     hook
         Hook point. None takes, of the last block, the first that there is of `attn.hook_z`,
-        `hook_workspace` and `hook_resid_post`.
+        `hook_workspace`, `attn.hook_phi` and `hook_resid_post`.
     source
         What is put in: the activation of the same model on another `prompt`, that of another
         `checkpoint` of the seed or of another `seed` at the step on the same prompt; `zero`; or the

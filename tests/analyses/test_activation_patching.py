@@ -346,6 +346,11 @@ def test_what_is_patched_by_default() -> None:
     assert result.sizes["head"] == result.sizes["pos"] == 1
     for key in ("recovered", "moved_error", "loss_change"):
         np.testing.assert_array_equal(result[key].squeeze(("head", "pos")), result[f"whole_{key}"])
+    for kind, last in (("A", "blocks.1.hook_workspace"), ("C", "blocks.0.attn.hook_phi")):
+        toy = pooled_toy.random(pooled_toy.tree(), pooled_toy.model(kind, 2))
+        result = PROBE(toy.trajectory, toy.forward(), n_prompts=N)
+        assert flag_names(result["hook"]) == {0: last}
+        assert (result["whole_moved"] > 0).all()
     # The scale of a norm has no dims that are known; it is patched whole.
     result = PROBE(*made("decoder"), hook="blocks.0.ln1.hook_scale", n_prompts=N)
     assert (result["whole_moved"] > 0).all()
