@@ -56,7 +56,7 @@ def _has_prior(trajectory: xr.Dataset) -> str | None:
         "relative_excess_error": Var(_AGAINST, "1", "standard error of relative_excess", 0),
         "nearest": Var(_MODEL, "1", "the strategy of the nearest loss, by its number", 0),
         "n_measurements": Var((), "1", "budget of measurements, M", 1),
-        "tau_seen": Var((), "1", "noise of a measurement, sqrt(tau^2 + 1/N)", 0),
+        "tau_seen": Var((), "1", "noise of a measurement, sqrt(tau^2 + Tr C_0/N)", 0),
     },
     statement="the loss is below that of the best measurement fixed in advance",
     undefined=(
@@ -106,7 +106,8 @@ def mmse(
       `strategy_loss`)|.
     - `holds`: on the tree prior, `excess` over `non_adaptive` is below −`margin` times its
       `excess_error`. Then something in the model adapts.
-    - `tau_seen` = √(τ² + 1/N): strategies meet the noise of N tokens, not that of N → ∞.
+    - `tau_seen` = √(τ² + Tr C₀/N), Tr C₀ = 1 on the tree: strategies meet the noise of N tokens,
+      not that of N → ∞.
 
     None has units.
 
@@ -152,7 +153,7 @@ def mmse(
     chosen = forward.load(trajectory.isel(step=spread_steps(trajectory["step"].values, n_steps)))
     count, tau = int(trajectory["n_measurements"]), float(trajectory["tau"])
     n_context = int(trajectory["n_context"])
-    on_tree = "depth" in trajectory.variables
+    on_tree, power = "depth" in trajectory.variables, 1.0
     if on_tree:
         depth, alpha = int(trajectory["depth"]), float(trajectory["alpha"])
         losses = _tree_losses(
@@ -160,6 +161,7 @@ def mmse(
         )
     else:
         prior = trajectory["prior_covariance"].values
+        power = float(np.trace(prior))
         losses: Losses = {"gauss_pc": _gauss_pc(prior, count, tau, n_context)}
     models = [JointMoments() for _ in range(chosen.sizes["step"])]
     bounds = Moments()
@@ -184,7 +186,7 @@ def mmse(
         holds = verdict(everywhere, everywhere)
     return result.assign(
         n_measurements=count,
-        tau_seen=measurement.context_noise(tau, n_context),
+        tau_seen=measurement.context_noise(tau, n_context, power=power),
         holds=holds,
         undefined=undefined_codes(
             {

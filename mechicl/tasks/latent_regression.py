@@ -64,6 +64,16 @@ class LatentRegression(ContinuousTask):
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _noise_is_finite(self) -> Self:
+        # Not by **, which raises where a number is too large.
+        if not self.n_context * self.tau * self.tau < float("inf"):
+            raise ValueError(
+                f"tau = {self.tau:g} makes a variance N tau^2 beyond floating point; accepted: at "
+                "most 1e150 with contexts of any length"
+            )
+        return self
+
     @property
     def d(self) -> int:
         """Dimension K of covariates and coefficients."""

@@ -184,11 +184,12 @@ def _known(given: object) -> object:
     kinds = {"tree": TreePrior, "gaussian": GaussianPrior}
     if isinstance(given, Prior):
         return given
-    if not isinstance(given, dict) or given.get("kind") not in kinds:
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in kinds:
         raise ValueError(
             "must be {kind: tree, depth, alpha} or {kind: gaussian, d, alpha, rotation}"
         )
-    return kinds[given["kind"]].model_validate(given)
+    return kinds[kind].model_validate(given)
 
 
 AnyPrior = Annotated[TreePrior | GaussianPrior, pydantic.BeforeValidator(_known)]

@@ -26,6 +26,14 @@ def constant(name: str, value: object, *, minimum: float, whole: bool = False) -
     return float(number)
 
 
+def measurement_noise(tau: object) -> float:
+    """Return τ, refused where its square is beyond floating point."""
+    given = constant("tau", tau, minimum=0)
+    if not given * given < np.inf:
+        raise InputError(f"tau = {tau!r}; accepted: a number from 0 whose square is finite")
+    return given
+
+
 def task_constants(
     d: object, n_context: object, noise_variance: object
 ) -> tuple[float, float, float]:

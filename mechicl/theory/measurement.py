@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mechicl.errors import InputError, integer
-from mechicl.theory._arguments import Number, constant, finite
+from mechicl.theory._arguments import Number, constant, finite, measurement_noise
 from mechicl.theory.priors import Covariance
 
 Rows = Float[np.ndarray, "channel covariate"]
@@ -23,8 +23,8 @@ _FULL_RANK = 1e-10
 """Rows whose singular value is below this share of the largest depend on the others."""
 
 
-def context_noise(tau: Number, n_context: int) -> float:
-    """Return √(τ² + 1/N), the noise that second moments of N tokens have along an axis; |θ| = 1.
+def context_noise(tau: Number, n_context: int, *, power: Number = 1.0) -> float:
+    """Return √(τ² + ⟨|θ|²⟩/N), the noise that second moments of N tokens have along an axis.
 
     Given θ, the noise of (1/N) Σ y x is (τ² + |θ|²/N) I + θθᵀ/N, τ² = σ²/N. What is left out is
     θθᵀ/N, noise along θ alone: of the same order, but in one direction of many. `gauss_pc_loss` has
@@ -36,6 +36,8 @@ def context_noise(tau: Number, n_context: int) -> float:
         τ of the task, at least 0.
     n_context
         N, from 1.
+    power
+        ⟨|θ|²⟩ = Tr C₀, at least 0; 1 on the tree.
 
     Returns
     -------
@@ -51,8 +53,9 @@ def context_noise(tau: Number, n_context: int) -> float:
     -----
     Source: derived from the Wishart law of second moments; raj2026 has N → ∞.
     """
-    given = constant("tau", tau, minimum=0)
-    return float(np.sqrt(given**2 + 1 / integer("n_context", n_context, 1)))
+    given = measurement_noise(tau)
+    of_theta = constant("power", power, minimum=0) / integer("n_context", n_context, 1)
+    return float(np.sqrt(given**2 + of_theta))
 
 
 def posterior_covariance(
@@ -86,7 +89,7 @@ def posterior_covariance(
     -----
     Source: raj2026 (12) to (15).
     """
-    prior, noise = _covariance(covariance), constant("tau", tau, minimum=0)
+    prior, noise = covariance_of(covariance), measurement_noise(tau)
     rows, _ = row_basis(measured(measurement, len(prior)))
     crossed = rows @ prior
     seen = crossed @ rows.mT + noise**2 * rows @ rows.mT
@@ -119,7 +122,7 @@ def principal_axes(covariance: Covariance, n_channels: int) -> Rows:
     -----
     Source: raj2026 section II, the strategy that is best for a Gaussian prior.
     """
-    prior = _covariance(covariance)
+    prior = covariance_of(covariance)
     count = channels(n_channels, len(prior), "covariates")
     variances = np.diag(prior)
     if not (prior - np.diag(variances)).any():
@@ -157,7 +160,7 @@ def greedy_axes(covariance: Covariance, n_channels: int, tau: Number) -> Rows:
     -----
     Source: raj2026 section II.
     """
-    prior = _covariance(covariance)
+    prior = covariance_of(covariance)
     width = len(prior)
     rows = np.zeros((0, width))
     for _ in range(channels(n_channels, width, "covariates")):
@@ -209,13 +212,13 @@ def gauss_pc_loss(
     given = np.asarray(covariance)
     variances = finite("covariance", given) if given.ndim == 1 else None
     if variances is None:
-        variances = np.linalg.eigvalsh(_covariance(covariance))
+        variances = np.linalg.eigvalsh(covariance_of(covariance))
     elif variances.size == 0 or variances.min() < 0:
         raise InputError("covariance has no variances, or some below 0; accepted: from 0 on")
     # Rounding leaves an eigenvalue of 0 a little below it.
     spectrum = np.maximum(np.sort(variances)[::-1], 0)
     total = spectrum.sum()
-    noise = np.full(spectrum.shape, constant("tau", tau, minimum=0) ** 2)
+    noise = np.full(spectrum.shape, measurement_noise(tau) ** 2)
     if n_context is not None:
         noise += (total + spectrum) / integer("n_context", n_context, 1)
     counts = np.asarray(n_channels)
@@ -236,7 +239,8 @@ def _tail(spectrum: Float[np.ndarray, " covariate"]) -> Float[np.ndarray, " coun
     return np.append(spectrum[::-1].cumsum()[::-1], 0)
 
 
-def _covariance(covariance: object) -> Covariance:
+def covariance_of(covariance: object) -> Covariance:
+    """Return C₀ in float64; raise InputError for what is no covariance."""
     matrix = finite("covariance", covariance)
     square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] and matrix.size > 0
     if not square or abs(matrix - matrix.T).max() > 1e-10 * abs(matrix).max():

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from scipy.stats import ortho_group
 
 from mechicl.errors import InputError, integer
-from mechicl.theory._arguments import Number, constant, quiet
+from mechicl.theory._arguments import Number, constant, measurement_noise, quiet
 
 Leaves = Float[np.ndarray, "leaf covariate"]
 Covariance = Float[np.ndarray, "covariate covariate"]
@@ -384,7 +384,7 @@ def _tree_alpha(alpha: object) -> float:
 
 def _cutoff(depth: int, alpha: Number, tau: Number, base: float) -> float:
     kappa = tree_steps(depth, alpha)[0]
-    noise = constant("tau", tau, minimum=0)
+    noise = measurement_noise(tau)
     return float(2 * np.log(noise / kappa) / np.log(base))
 
 

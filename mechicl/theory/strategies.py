@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from mechicl.errors import InputError, integer
 from mechicl.theory import priors
-from mechicl.theory._arguments import Number, constant
+from mechicl.theory._arguments import Number, constant, measurement_noise
 from mechicl.theory.measurement import Rows, channels
 from mechicl.theory.tree_posterior import power_gradient, powers, tree_mmse
 
@@ -64,7 +64,7 @@ def symmetric_loss(depth: int, alpha: Number, n_channels: int, tau: Number) -> f
     """
     steps = priors.tree_steps(depth, alpha)
     count = channels(n_channels, len(steps), "symmetric axes")
-    noise = constant("tau", tau, minimum=0)
+    noise = measurement_noise(tau)
     known = np.zeros(len(steps))
     known[:count] = 1
     if noise > 0:
@@ -120,7 +120,7 @@ def adaptive_loss(
     -----
     Source: raj2026 section II, VI.4, "Adaptive along tree coordinates".
     """
-    steps, noise = priors.tree_steps(depth, alpha), constant("tau", tau, minimum=0)
+    steps, noise = priors.tree_steps(depth, alpha), measurement_noise(tau)
     count = channels(n_channels, len(steps), "levels, after which the path is at a leaf")
     n_paths = integer("n_draws", n_draws, 2)
     read = steps[:count]
@@ -244,7 +244,7 @@ def optimised_measurement(
     Source: raj2026 (22) to (24), g = 4 in Fig. 2b. The polish is ours.
     """
     leaves, steps = priors.tree_leaves(depth, alpha), priors.tree_steps(depth, alpha)
-    noise = constant("tau", tau, minimum=0)
+    noise = measurement_noise(tau)
     if noise == 0:
         raise InputError(
             "tau = 0; accepted: above 0: without noise almost any one channel tells all leaves "

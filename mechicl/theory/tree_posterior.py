@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from mechicl.errors import InputError, integer
 from mechicl.theory import priors
-from mechicl.theory._arguments import Number, constant, finite
+from mechicl.theory._arguments import Number, finite, measurement_noise
 from mechicl.theory.measurement import Rows, measured, row_basis
 from mechicl.theory.priors import Leaves
 
@@ -62,7 +62,7 @@ def leaf_posterior(
     -----
     Source: raj2026 (18).
     """
-    table, noise = _leaves(leaves), constant("tau", tau, minimum=0)
+    table, noise = _leaves(leaves), measurement_noise(tau)
     rows, coordinates = row_basis(measured(measurement, table.shape[1], batched=False))
     seen = finite("phi", phi)
     if seen.ndim == 0 or seen.shape[-1] != coordinates.shape[1]:
@@ -156,7 +156,7 @@ def tree_mmse(
     Source: raj2026 (17) to (21).
     """
     leaves, steps = priors.tree_leaves(depth, alpha), priors.tree_steps(depth, alpha)
-    noise, count = constant("tau", tau, minimum=0), integer("n_draws", n_draws, 2)
+    noise, count = measurement_noise(tau), integer("n_draws", n_draws, 2)
     rows, _ = row_basis(measured(measurement, leaves.shape[1], batched=False))
     read = rows @ leaves.T
     # About the first draw, so that nothing is lost where they are alike.

@@ -161,6 +161,9 @@ def test_a_gaussian_prior_has_nothing_to_adapt_to() -> None:
     assert tuple(flag_names(result["strategy"]).values()) == ("gauss_pc", "posterior_mean")
     assert result["holds"].isnull().all()
     assert json.loads(result.attrs["n_undefined"])["gaussian_prior"] == 2
+    # |θ|² is not 1 here: its mean is Tr C₀.
+    power = sum(0.75**k for k in range(1, 5))
+    assert result["tau_seen"] == pytest.approx((0.1**2 + power / 512) ** 0.5)
     for name in ("loss", "excess", "relative_excess", "nearest"):
         assert result[name].notnull().all()
     covariance = toy.trajectory["prior_covariance"].values

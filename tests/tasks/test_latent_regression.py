@@ -164,7 +164,9 @@ def test_another_length_keeps_the_noise_of_an_example() -> None:
         ({"prior": {"kind": "gaussian", "d": 3, "alpha": 1.1}}, "less than or equal to 1"),
         ({"prior": {"kind": "bush"}}, "must be {kind: tree, depth, alpha} or"),
         ({"prior": "tree"}, "must be {kind: tree, depth, alpha} or"),
+        ({"prior": {"kind": ["tree"]}}, "must be {kind: tree, depth, alpha} or"),
         ({"tau": -0.1}, "greater than or equal to 0"),
+        ({"tau": 1e300}, "beyond floating point"),
         ({"n_queries": 0}, "greater than or equal to 1"),
     ],
 )

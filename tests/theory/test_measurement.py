@@ -159,6 +159,9 @@ def test_context_noise_is_that_of_tokens_across_theta() -> None:
     expected = measurement.context_noise(tau, tokens)
     assert expected == pytest.approx(np.sqrt(tau**2 + 1 / tokens), rel=1e-14)
     assert moment[:, 1].std() == pytest.approx(expected, rel=0.01)
+    twice = (2 * y[..., None] * x).mean(1)  # of 2θ, and twice the noise
+    of_twice = measurement.context_noise(2 * tau, tokens, power=4)
+    assert twice[:, 1].std() == pytest.approx(of_twice, rel=0.01)
     # Along θ there is as much again from its own size: what is left out.
     assert moment[:, 0].var() == pytest.approx(expected**2 + 1 / tokens, rel=0.03)
 
@@ -183,6 +186,9 @@ def test_context_noise_is_that_of_tokens_across_theta() -> None:
         (lambda: measurement.gauss_pc_loss(C0, 1, 0.1, n_context=0), "n_context"),
         (lambda: measurement.context_noise(-0.1, 5), "tau"),
         (lambda: measurement.context_noise(0.1, 0), "n_context"),
+        (lambda: measurement.context_noise(0.1, 5, power=-1), "power"),
+        (lambda: measurement.context_noise(1e200, 5), "whose square is finite"),
+        (lambda: measurement.gauss_pc_loss(C0, 1, 1e200), "whose square is finite"),
     ],
 )
 def test_refused(wrong: Callable[[], object], message: str) -> None:
