@@ -2,16 +2,18 @@
 
 What a context says of θ is in the moments of its tokens z = (x, y), G = ⟨z zᵀ⟩ over its N examples:
 the likelihood is exp(−N (G_yy − 2 θᵀG_xy + θᵀG_xx θ)/2σ²), whatever the tokens are. So each of
-these takes (*batch, K + 1, K + 1) moments and returns the mean of θ, (*batch, covariate).
+these takes (*batch, K + 1, K + 1) moments and returns the mean of θ, (*batch, covariate): NaN for
+moments that are not finite.
 
 What is out of range raises `mechicl.errors.InputError`.
 """
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mechicl.errors import InputError, integer
-from mechicl.theory._arguments import Number, constant, reals
+from mechicl.theory._arguments import Number, constant, finite, reals
+from mechicl.theory.measurement import covariance_of
 
 Moments = Float[np.ndarray, "*batch entry entry"]
 Means = Float[np.ndarray, "*batch covariate"]
@@ -46,8 +48,11 @@ def tree_mean(
     -----
     Source: Bayes' rule for raj2026's task; (18) is its limit of large N for one measurement.
     """
-    given, theta = _moments(moments), reals("leaves", leaves)
-    _same_width(given, theta.shape[-1] if theta.ndim == 2 else 0, "leaves")
+    given, known = _moments(moments)
+    theta = finite("leaves", leaves)
+    if theta.ndim != 2 or len(theta) == 0:
+        raise InputError(f"leaves have shape {theta.shape}; accepted: (leaf, K), one at least")
+    _same_width(given, theta.shape[-1], "leaves")
     n, variance = _constants(n_context, noise_variance)
     quadratic = np.einsum(
         "lk,...lk->...l", theta, np.einsum("lk,...kj->...lj", theta, given[..., :-1, :-1])
@@ -59,7 +64,7 @@ def tree_mean(
         weights = (below <= _TIED * squares).astype(float)
     else:
         weights = np.exp(-below * (n / (2 * variance)))
-    return weights / weights.sum(-1, keepdims=True) @ theta
+    return np.where(known, weights / weights.sum(-1, keepdims=True) @ theta, np.nan)
 
 
 def gaussian_mean(
@@ -85,8 +90,9 @@ def gaussian_mean(
     -----
     Source: Bayes' rule for raj2026's task.
     """
-    given, prior = _moments(moments), reals("covariance", covariance)
-    _same_width(given, prior.shape[-1] if prior.ndim == 2 else 0, "covariance")
+    given, known = _moments(moments)
+    prior = covariance_of(covariance)
+    _same_width(given, len(prior), "covariance")
     n, variance = _constants(n_context, noise_variance)
     values, vectors = np.linalg.eigh(prior)
     root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
@@ -96,16 +102,18 @@ def gaussian_mean(
     else:
         penalty = variance / n * np.eye(len(prior))
         solved = np.linalg.solve(inner + penalty, seen[..., None])[..., 0]
-    return solved @ root
+    return np.where(known, solved @ root, np.nan)
 
 
-def _moments(moments: Moments) -> Moments:
+def _moments(moments: Moments) -> tuple[Moments, Bool[np.ndarray, "*batch 1"]]:
+    """Return moments, 0 where they are not finite, and which contexts have finite ones."""
     given = reals("moments", moments)
     if given.ndim < 2 or given.shape[-1] != given.shape[-2] or given.shape[-1] < 2:
         raise InputError(
             f"moments have shape {given.shape}; accepted: (..., K + 1, K + 1) with K from 1"
         )
-    return given
+    known = np.isfinite(given).all((-1, -2), keepdims=True)
+    return np.where(known, given, 0.0), known[..., 0]
 
 
 def _same_width(moments: Moments, width: int, name: str) -> None:

@@ -84,3 +84,39 @@ def test_what_is_out_of_range_is_refused(moments: np.ndarray, settings: dict, sa
         )
     with pytest.raises(InputError, match="covariance are of 2 covariates, moments of 3"):
         latent_bayes.gaussian_mean(np.eye(4), np.eye(2), n_context=4, noise_variance=1.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_a_context_that_is_not_finite_has_no_mean_and_leaves_the_others(
+    value: float, noise: float
+) -> None:
+    _, _, moments = contexts(12, LEAVES[5], 0.3)
+    spoilt = moments.copy()
+    spoilt[1, 2, 0] = value
+    settings = {"n_context": 12, "noise_variance": noise**2}
+    for found, whole in (
+        (latent_bayes.tree_mean(each, LEAVES, **settings) for each in (spoilt, moments)),
+        (latent_bayes.gaussian_mean(each, np.eye(7), **settings) for each in (spoilt, moments)),
+    ):
+        assert np.isnan(found[1]).all()
+        np.testing.assert_array_equal(np.delete(found, 1, 0), np.delete(whole, 1, 0))
+
+
+def test_what_is_no_prior_is_refused() -> None:
+    settings = {"n_context": 4, "noise_variance": 1.0}
+    for leaves, said in (
+        (np.zeros((0, 7)), r"leaves have shape \(0, 7\)"),
+        (np.zeros(7), r"leaves have shape \(7,\)"),
+        (np.full((2, 7), np.nan), "14 numbers that are not finite"),
+    ):
+        with pytest.raises(InputError, match=said):
+            latent_bayes.tree_mean(np.eye(8), leaves, **settings)
+    for covariance, said in (
+        (-np.eye(7), "an eigenvalue of -1"),
+        (np.triu(np.ones((7, 7))), "symmetric"),
+        (np.ones((6, 7)), "symmetric"),
+        (np.full((7, 7), np.nan), "49 numbers that are not finite"),
+    ):
+        with pytest.raises(InputError, match=said):
+            latent_bayes.gaussian_mean(np.eye(8), covariance, **settings)
