@@ -230,8 +230,7 @@ def record(
 
 def _several(patches: object) -> list[Patch]:
     """Return patches, one or several, as a list; raise InputError for anything else."""
-    whole = isinstance(patches, Patch) or not isinstance(patches, Iterable)
-    found: list[Any] = [patches] if whole else list(patches)
+    found: list[Any] = list(patches) if isinstance(patches, Iterable) else [patches]
     strange = [each for each in found if not isinstance(each, Patch)]
     if strange:
         raise InputError(

@@ -112,8 +112,8 @@ def _moments(moments: Moments) -> tuple[Moments, Bool[np.ndarray, "*batch 1"]]:
         raise InputError(
             f"moments have shape {given.shape}; accepted: (..., K + 1, K + 1) with K from 1"
         )
-    known = np.isfinite(given).all((-1, -2), keepdims=True)
-    return np.where(known, given, 0.0), known[..., 0]
+    known = np.asarray(np.isfinite(given).all((-1, -2)))
+    return np.where(known[..., None, None], given, 0.0), known[..., None]
 
 
 def _same_width(moments: Moments, width: int, name: str) -> None:
