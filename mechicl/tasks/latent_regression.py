@@ -66,11 +66,12 @@ class LatentRegression(ContinuousTask):
 
     @pydantic.model_validator(mode="after")
     def _noise_is_finite(self) -> Self:
-        # Not by **, which raises where a number is too large.
-        if not self.n_context * self.tau * self.tau < float("inf"):
+        # Of prompts, which are in single precision. Not by **, which raises where it overflows.
+        most = float(np.finfo(np.float32).max)
+        if not self.n_context * self.tau * self.tau < most:
             raise ValueError(
-                f"tau = {self.tau:g} makes a variance N tau^2 beyond floating point; accepted: at "
-                "most 1e150 with contexts of any length"
+                f"tau = {self.tau:g} makes the variance N tau^2 of responses larger than single "
+                f"precision holds; accepted: below {(most / self.n_context) ** 0.5:.1e}"
             )
         return self
 

@@ -166,7 +166,8 @@ def test_another_length_keeps_the_noise_of_an_example() -> None:
         ({"prior": "tree"}, "must be {kind: tree, depth, alpha} or"),
         ({"prior": {"kind": ["tree"]}}, "must be {kind: tree, depth, alpha} or"),
         ({"tau": -0.1}, "greater than or equal to 0"),
-        ({"tau": 1e300}, "beyond floating point"),
+        ({"tau": 1e300}, "larger than single precision holds; accepted: below 6.1e\\+18"),
+        ({"tau": 7e18}, "larger than single precision"),
         ({"n_queries": 0}, "greater than or equal to 1"),
     ],
 )
