@@ -279,6 +279,7 @@ def parameter(result: xr.Dataset, name: str) -> float | None:
 def verdicts(result: xr.Dataset) -> str:
     """Return what the probe says yes or no to, and for how many seeds it ends with yes.
 
+    Seeds of which it says neither at the end are counted beside them.
     A claim about several runs says first of which of them the figure is, by `run_label`.
     """
     label = result.attrs.get("run_label", "")
@@ -287,7 +288,9 @@ def verdicts(result: xr.Dataset) -> str:
     n_yes = int(result["since"].notnull().sum())
     statement = greek(str(result.attrs.get("statement", "holds")))
     of = f"{label}: " if label else ""
-    return f"{of}{statement}: {n_yes} of {result.sizes['seed']} seeds"
+    neither = int(result["holds"].isel(step=-1).isnull().sum()) if "holds" in result else 0
+    unsaid = f", undefined for {neither}" if neither else ""
+    return f"{of}{statement}: {n_yes} of {result.sizes['seed']} seeds{unsaid}"
 
 
 def seed_rows(axes: Axes, result: xr.Dataset) -> None:

@@ -12,6 +12,7 @@ import xarray as xr
 from matplotlib.collections import QuadMesh
 
 from mechicl import analyses, plots
+from mechicl.analyses.probe import since
 from mechicl.plots import generic, style
 from tests import trajectories
 from tests.analyses.toy import CHEAP, forward_for, suited
@@ -349,6 +350,19 @@ def test_probes_without_a_figure_get_the_generic_one(tmp_path):
     assert [text.get_text() for text in drawn[never].texts] == ["undefined"]
     assert "it works: 1 of 2 seeds" in figure.get_suptitle()
     assert labels(figure) == {"seed 0", "seed 1"}
+
+
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0]], "it works: 1 of 2 seeds"),
+        ([[np.nan, 0.0, 1.0], [0.0, 1.0, np.nan]], "it works: 1 of 2 seeds, undefined for 1"),
+        ([[1.0, 1.0, np.nan], [np.nan] * 3], "it works: 0 of 2 seeds, undefined for 2"),
+    ],
+)
+def test_a_verdict_that_is_undefined_is_no_no(holds, said):
+    data = outside(holds=(("seed", "step"), np.array(holds)))
+    assert style.verdicts(data.assign(since=since(data["holds"]))) == said
 
 
 def test_the_name_of_a_helper_is_no_figure():
