@@ -195,8 +195,9 @@ class PooledAttention(Model):
             workspace = self._workspace(task, parameters, measured)
             predicted = self._read(parameters, workspace, queries)
         else:
+            axes = self.layer_axes(task)
             w_k, w_q, w_o = (
-                parameters[f"W_{name}"].select(-2 - (name != "O"), 0) for name in "KQO"
+                parameters[name].select(axes[name], 0) for name in ("W_K", "W_Q", "W_O")
             )
             pooled = (measured.squeeze(-3) * w_k[..., None, :, :]).sum(-1)
             gated = queries @ w_q[..., None, :, :].mT  # (*models, batch, query, channel)
