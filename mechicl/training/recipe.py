@@ -31,7 +31,8 @@ class OptimizerConfig(Config):
     schedule
         `constant`, or `cosine`: times ½(1 + cos(πt/T)) in update t + 1 of T.
     warmup_steps
-        Over so many updates at the start the rate rises to that in equal steps.
+        Over so many updates at the start the rate rises to that in equal steps; a run that is
+        shorter does not reach it.
     betas, eps
         Of Adam and AdamW.
     weight_decay
