@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -56,6 +57,45 @@ def activations(
         {name: (("seed", "step", *hook_dims(name)), value) for name, value in out.items()},
         coords={"seed": parameters["seed"], "step": parameters["step"]},
     )
+
+
+class HookShape(NamedTuple):
+    """What passes a hook point.
+
+    Attributes
+    ----------
+    dims
+        Its dims, batch first; None where they have no names, as the scale of a norm has none.
+    shape
+        Its shape, in that order; None for a hook point that never fires.
+    """
+
+    dims: tuple[str, ...] | None
+    shape: tuple[int, ...] | None
+
+
+def hook_shapes(model: Model, task: Task) -> dict[str, HookShape]:
+    """Return dims and shapes at every hook point of a model on one prompt; `Run.hooks` says how."""
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def note(value: Tensor, hook: Any) -> None:
+        shapes[hook.name] = tuple(value.shape)
+
+    # Shapes are those of any parameters: a run need not be read, and may be damaged.
+    hooked = model.hooked(task, model.initial(task, torch.Generator().manual_seed(0)))
+    inputs = model.windows(task, _inputs(task, task.sample(1, seed=0)))
+    with torch.no_grad():
+        hooked.run_with_hooks(inputs, fwd_hooks=[(lambda name: True, note)])
+    names = dict.fromkeys([*shapes, *hooked.hook_dict])
+    return {name: HookShape(_dims(name, shapes.get(name)), shapes.get(name)) for name in names}
+
+
+def _dims(name: str, shape: tuple[int, ...] | None) -> tuple[str, ...] | None:
+    try:
+        dims = hook_dims(name)
+    except InputError:
+        return None
+    return dims if shape is None or len(shape) == len(dims) else None
 
 
 def weights_at(parameters: xr.Dataset, seed: int, step: int) -> dict[str, Tensor]:

@@ -71,7 +71,8 @@ class TokenModel(Model, ABC):
         if self.context is None:
             return inputs
         cut = inputs.unfold(-1, self.context, 1)[..., -self.n_windows(task) :, :]
-        return cut.flatten(-3, -2)
+        # Of one prompt they are a view, and what it strides over TransformerLens cannot flatten.
+        return cut.flatten(-3, -2).contiguous()
 
     @abstractmethod
     def logits(
