@@ -28,6 +28,8 @@ from mechicl.training.devices import require_device
 if TYPE_CHECKING:
     from transformer_lens import HookedTransformer
 
+    from mechicl.models.activations import HookShape
+
 RunLike: TypeAlias = "Run | str | Path"
 
 _CACHE_LIMIT = 2**30  # bytes of activations that `Run.cache` returns without being asked twice
@@ -233,6 +235,24 @@ class Run:
                 f"seed {seed} diverged at step {at:g}; it has no model at step {step}"
             )
         return self.recipe.model.hooked(self.task, weights).eval()
+
+    def hooks(self) -> "dict[str, HookShape]":
+        """Return dims and shape of what passes every hook point of this run's models.
+
+        They are those of one prompt of the task: `batch` is 1, and for a model with a `context` the
+        number of windows that it reads of a prompt. No checkpoint is read.
+
+        Returns
+        -------
+        dict
+            By name, in the order in which they fire, then those that never do: `dims`, and `shape`
+            in the same order. `dims` is None where axes have no names: `run.cache` has none of
+            those, `run_with_cache` of a `model` has all that fire. `shape` is None where nothing
+            passes.
+        """
+        from mechicl.models.activations import hook_shapes
+
+        return hook_shapes(self.recipe.model, self.task)
 
     def cache(
         self,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mechicl.cli import analyze, info, lists, reproduce, train, verify
+from mechicl.cli import analyze, hooks, info, lists, reproduce, train, verify
 from mechicl.errors import MechiclError
 
 
@@ -63,6 +63,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(analyze.analyze)
 app.command()(info.info)
+app.command()(hooks.hooks)
 app.command()(verify.verify)
 app.command()(reproduce.reproduce)
 app.command()(lists.recipes)
