@@ -24,6 +24,33 @@ def local_directory(path: str | Path) -> Path:
     return local
 
 
+def local_file(path: str | Path, *, ending: str, overwrite: bool) -> Path:
+    """Return `path` as a local file to write, `~` expanded.
+
+    Raises InputError for a URL, an empty path, another ending, a directory, and for a file that is
+    there unless `overwrite`.
+    """
+    text = path_text(path)
+    if is_url(text):
+        raise InputError(f"{text} is a URL, and only local files are written; give a path")
+    local = Path(text).expanduser()
+    try:
+        if local.is_dir():
+            raise InputError(f"{local} is a directory; give a file, such as {local}/name{ending}")
+        if not local.name.endswith(ending) or local.name == ending:
+            raise InputError(
+                f"the name of the file ends in {ending}, such as name{ending}; given {local}"
+            )
+        if not overwrite and (local.exists() or local.is_symlink()):
+            raise InputError(
+                f"{local} is there already; give another name, or --overwrite (overwrite=True in "
+                "Python)"
+            )
+    except OSError as error:
+        raise InputError(f"{local} is no place to write to: {error.strerror or error}") from None
+    return local
+
+
 def path_text(path: object) -> str:
     """Return a path as text; raise InputError if it is none, or empty."""
     if not isinstance(path, (str, PathLike)):

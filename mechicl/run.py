@@ -1,5 +1,6 @@
 """The facade: a run on disk as parameters, models, activations and analyses."""
 
+import json
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -8,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
+from safetensors.numpy import save as to_safetensors
 
 from mechicl import analyses
 from mechicl.checkpoints import load, read_config, read_trajectory
-from mechicl.checkpoints.layout import CONFIG
+from mechicl.checkpoints.files import write_file
+from mechicl.checkpoints.layout import CONFIG, TRAJECTORY, resume_step
 from mechicl.checkpoints.reader import is_url
 from mechicl.errors import (
     DamagedRunError,
@@ -20,12 +23,14 @@ from mechicl.errors import (
     NothingToAnalyseError,
     integer,
 )
-from mechicl.paths import local_directory, path_text
+from mechicl.paths import local_directory, local_file, path_text
 from mechicl.tasks import Task
 from mechicl.training import Recipe, load_recipe, settings_digest, stored_recipe
 from mechicl.training.devices import require_device
+from mechicl.version import __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformer_lens import HookedTransformer
 
     from mechicl.models.activations import HookShape
@@ -209,10 +214,31 @@ class Run:
     def model(
         self, *, step: int, seed: int, method: Literal["nearest"] | None = None
     ) -> "HookedTransformer":
-        """Return the model of one checkpoint, to hook into.
+        """Return the model of one checkpoint, to hook into: what others call `to_hooked`.
 
-        Each call makes a model with memory of its own. Its parameters require gradients, those that
-        the architecture has; it is in evaluation mode.
+        Each call makes a HookedTransformer with memory of its own, whose modules hold the
+        parameters by TransformerLens's names; `state_dict` has them by ours, `hooks` lists its hook
+        points. Its parameters require gradients, those that the architecture has; it is in
+        evaluation mode.
+
+        Raises
+        ------
+        InputError
+            For a step or seed that is not stored, naming the neighbours of the step.
+        MechiclError
+            If the seed had diverged by that step.
+        """
+        weights = self.state_dict(step=step, seed=seed, method=method)
+        return self.recipe.model.hooked(self.task, weights).eval()
+
+    def state_dict(
+        self, *, step: int, seed: int, method: Literal["nearest"] | None = None
+    ) -> "dict[str, Tensor]":
+        """Return the parameters of one checkpoint, by the names and with the layout of `params`.
+
+        Each call makes tensors with memory of their own: float32, on the CPU, of the dims of
+        `run.params` but `seed` and `step`, such as `W_Q` (layer, head, d_model, d_head).
+        `run.recipe.model.predict` and `.hooked` take them.
 
         Raises
         ------
@@ -223,18 +249,78 @@ class Run:
         """
         import torch
 
-        from mechicl.models.activations import weights_at
+        checkpoint = self._checkpoint(step, seed, method)
+        return {
+            str(name): torch.from_numpy(value.values.copy()) for name, value in checkpoint.items()
+        }
 
-        checkpoint = load(
-            self.select(step, seed, method=method)[list(self.params)], where=self.path
-        )
-        weights = weights_at(checkpoint, 0, 0)
-        if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
-            at = self.trajectory["diverged_at"].sel(seed=seed).item()
-            raise MechiclError(
-                f"seed {seed} diverged at step {at:g}; it has no model at step {step}"
+    def _checkpoint(
+        self, step: int, seed: int, method: Literal["nearest"] | None = None
+    ) -> xr.Dataset:
+        """Return the parameters of one checkpoint, all of them finite, without seed and step."""
+        chosen = self.select(integer("step", step), integer("seed", seed), method=method)
+        checkpoint = load(chosen[list(self.params)], where=self.path).isel(seed=0, step=0)
+        if all(bool(np.isfinite(value.values).all()) for value in checkpoint.values()):
+            return checkpoint
+        step = int(checkpoint["step"])  # the nearest one, where that was asked for
+        at = self.diverged().get(seed)
+        if at is None:
+            raise DamagedRunError(
+                f"parameters of seed {seed} at step {step} are not finite, and the seed did not "
+                f"diverge; mechicl verify {self.path} says what is damaged"
             )
-        return self.recipe.model.hooked(self.task, weights).eval()
+        raise MechiclError(f"seed {seed} diverged at step {at}; it has no model at step {step}")
+
+    def export(self, out: str | Path, *, step: int, seed: int, overwrite: bool = False) -> Path:
+        """Write one checkpoint to a safetensors file, which any other tool reads.
+
+        Tensors are those of `state_dict`, to the bit. Metadata, all of them text: `run_digest`,
+        `recipe` (JSON, that of `config.yaml`), `step`, `seed`, `dims` (JSON, by tensor) and
+        `mechicl_version`. The file is written aside and renamed: it is there whole or not at all.
+
+        Parameters
+        ----------
+        out
+            The file, `.safetensors`; its folder is made where there is none.
+        overwrite
+            Replace a file that is there.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        InputError
+            For an `out` that is there already, is a directory or a URL or has another ending, or is
+            the optimiser state of a run; and as `state_dict` does.
+        MechiclError
+            As `state_dict` does, and if the file cannot be written.
+        """
+        target = local_file(out, ending=".safetensors", overwrite=overwrite)
+        if resume_step(target.name) is not None and (target.parent / TRAJECTORY).exists():
+            raise InputError(
+                f"{target} is where a run keeps its optimiser state; give another name"
+            )
+        checkpoint = self._checkpoint(step, seed)
+        metadata = {
+            "run_digest": str(self.trajectory.attrs["run_digest"]),
+            "recipe": json.dumps(self.config["recipe"]),
+            "step": str(int(checkpoint["step"])),
+            "seed": str(int(checkpoint["seed"])),
+            "dims": json.dumps({str(name): value.dims for name, value in checkpoint.items()}),
+            "mechicl_version": __version__,
+        }
+        arrays = {str(name): value.values.copy() for name, value in checkpoint.items()}
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_file(target, to_safetensors(arrays, metadata=metadata))
+        except OSError as error:
+            raise MechiclError(
+                f"cannot write {target} ({error.strerror or error}); give another place"
+            ) from error
+        return target
 
     def hooks(self) -> "dict[str, HookShape]":
         """Return dims and shape of what passes every hook point of this run's models.

@@ -1,6 +1,8 @@
 """The facade: opening, selecting, models, activations, analyses, saving."""
 
 import json
+import os
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 import xarray as xr
 import yaml
+from safetensors import safe_open
 
 import mechicl
 from mechicl import analyses
@@ -17,7 +20,7 @@ from mechicl.errors import DamagedRunError, InputError, MechiclError
 from mechicl.run import Run
 from mechicl.theory import exact_risk
 from mechicl.theory import linear_regression as theory
-from mechicl.training import load_recipe
+from mechicl.training import load_recipe, settings_digest
 
 
 def at(run: Run) -> dict[str, float]:
@@ -453,3 +456,156 @@ def test_a_forward_probe_with_a_verdict_evaluates_the_steps_that_are_asked_for(
     assert two["step"].values.tolist() == [0, 2000]
     for step, one in ((0, first), (2000, last)):
         np.testing.assert_array_equal(two["loss"].sel(step=step), one["loss"].sel(step=step))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Runs of a few updates: of attention, of pooling, and one whose seeds diverge."""
+    root = tmp_path_factory.mktemp("small")
+    vectors = {"d": 2, "n_context": 5, "batch_size": 8, "seeds": [0, 3]}
+    chosen = {
+        "attention": ("he2025-two-head-quick", vectors | {"n_steps": 20}),
+        "pooled": ("raj2026-tree-deep", {"depth": 2, "n_layers": 2, "n_context": 8} | {
+            "n_queries": 2, "batch_size": 4, "n_steps": 2, "seeds": [0], "checkpoints.every": 1,
+        }),
+        "diverging": ("he2025-two-head-quick", vectors | {
+            "n_steps": 40, "optimizer.name": "sgd", "learning_rate": 1e3,
+        }),
+    }  # fmt: skip
+    return {
+        name: mechicl.train(recipe, root / name, overrides=overrides, compile=False)
+        for name, (recipe, overrides) in chosen.items()
+    }
+
+
+def plainly(run: Run, step: int, seed: int) -> dict[str, np.ndarray]:
+    """Parameters of a checkpoint as plain xarray reads them from the store."""
+    stored = xr.open_zarr(Path(run.path) / "trajectory.zarr").sel(step=step, seed=seed)
+    return {
+        str(name): stored[name].values
+        for name in stored.data_vars
+        if stored[name].dtype == np.float32 and "log_step" not in stored[name].dims
+    }
+
+
+def same_bits(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    kinds = (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+    return kinds and ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize(("name", "step", "seed"), [("attention", 20, 3), ("pooled", 2, 0)])
+def test_state_dict_is_the_stored_checkpoint(
+    small: dict[str, Run], name: str, step: int, seed: int
+) -> None:
+    run = small[name]
+    state, stored = run.state_dict(step=step, seed=seed), plainly(run, step, seed)
+    assert set(state) == set(stored) == set(run.params)
+    assert all(same_bits(state[key].numpy(), stored[key]) for key in stored)
+    early = run.state_dict(step=0, seed=seed)
+    assert not any(torch.equal(early[key], state[key]) for key in ("W_Q", "W_V"))
+    first, second = run.state_dict(step=step, seed=seed), run.state_dict(step=step, seed=seed)
+    first["W_V"].zero_()
+    assert torch.equal(second["W_V"], state["W_V"]), "no memory is shared"
+    nearest = run.state_dict(step=step + 100, seed=seed, method="nearest")
+    assert torch.equal(nearest["W_V"], state["W_V"])
+
+
+def test_a_model_can_be_made_of_a_state_dict(small: dict[str, Run]) -> None:
+    run = small["pooled"]
+    state = run.state_dict(step=2, seed=0)
+    inputs = torch.from_numpy(run.task.sample(3, seed=0)["inputs"].values)
+    with torch.no_grad():
+        ours = run.model(step=2, seed=0)(inputs)
+        torch.testing.assert_close(run.recipe.model.hooked(run.task, state)(inputs), ours)
+        torch.testing.assert_close(run.recipe.model.predict(run.task, state, inputs), ours)
+
+
+def test_one_checkpoint_is_one_step_and_one_seed(small: dict[str, Run]) -> None:
+    run = small["attention"]
+    for given in ({"step": [0, 20], "seed": 0}, {"step": 20, "seed": [0, 3]}):
+        with pytest.raises(InputError, match="is an integer"):
+            run.state_dict(**given)
+        with pytest.raises(InputError, match="is an integer"):
+            run.model(**given)
+
+
+def test_a_diverged_seed_has_no_checkpoint_after(small: dict[str, Run], tmp_path: Path) -> None:
+    run = small["diverging"]
+    at = run.diverged()[0]
+    said = f"seed 0 diverged at step {at}; it has no model at step 40"
+    for ask in (run.model, run.state_dict):
+        with pytest.raises(MechiclError, match=said):
+            ask(step=40, seed=0)
+        with pytest.raises(MechiclError, match=said):
+            ask(step=99, seed=0, method="nearest")
+        assert ask(step=0, seed=0), "before that it has one"
+    with pytest.raises(MechiclError, match=said):
+        run.export(tmp_path / "one.safetensors", step=40, seed=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_not_finite_without_divergence_is_damage(small: dict[str, Run]) -> None:
+    run = mechicl.open_run(small["diverging"].path)
+    run.trajectory["diverged_at"] = run.trajectory["diverged_at"] * np.nan
+    with pytest.raises(DamagedRunError, match=r"not finite.*did not diverge.*mechicl verify"):
+        run.state_dict(step=40, seed=0)
+
+
+@pytest.mark.parametrize(("name", "step", "seed"), [("attention", 20, 3), ("pooled", 2, 0)])
+def test_an_export_has_the_same_bits(
+    small: dict[str, Run], tmp_path: Path, name: str, step: int, seed: int
+) -> None:
+    """Read by safetensors alone, and held against the store as plain xarray reads it."""
+    run = small[name]
+    written = run.export(tmp_path / "new" / "one.safetensors", step=step, seed=seed)
+    assert [path.name for path in written.parent.iterdir()] == ["one.safetensors"]
+    stored = plainly(run, step, seed)
+    with safe_open(written, framework="numpy") as file:
+        assert set(file.keys()) == set(stored)
+        assert all(same_bits(file.get_tensor(key), stored[key]) for key in stored)
+        metadata = file.metadata()
+    assert (metadata["step"], metadata["seed"]) == (str(step), str(seed))
+    assert metadata["run_digest"] == run.trajectory.attrs["run_digest"]
+    assert metadata["mechicl_version"] == mechicl.__version__
+    recipe = json.loads(metadata["recipe"])
+    assert settings_digest(recipe) == metadata["run_digest"]
+    assert recipe["task"]["n_context"] == run.task.n_context
+    dims = {key: ("seed", "step", *each) for key, each in json.loads(metadata["dims"]).items()}
+    assert dims == {str(key): value.dims for key, value in run.params.items()}
+    other = run.export(tmp_path / "other.safetensors", step=0, seed=seed)
+    with safe_open(other, framework="numpy") as file:
+        assert not same_bits(file.get_tensor("W_V"), stored["W_V"])
+
+
+def test_an_export_cut_short_keeps_the_old_file(
+    small: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, target = small["attention"], tmp_path / "one.safetensors"
+    before = run.export(target, step=0, seed=0).read_bytes()
+
+    def disk_full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", disk_full)
+        with pytest.raises(MechiclError, match=r"cannot write .*No space left on device"):
+            run.export(target, step=20, seed=0, overwrite=True)
+    assert target.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [target], "nothing is left behind"
+    assert run.export(target, step=20, seed=0, overwrite=True).read_bytes() != before
+
+
+def test_the_optimiser_state_of_a_run_is_not_overwritten(
+    small: dict[str, Run], tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(small["attention"].path, copy)
+    (state,) = copy.glob("resume-*.safetensors")
+    before = state.read_bytes()
+    run = mechicl.open_run(copy)
+    for target in (state, copy / "resume-7.safetensors"):
+        with pytest.raises(InputError, match="keeps its optimiser state"):
+            run.export(target, step=20, seed=0, overwrite=True)
+    assert state.read_bytes() == before
+    run.export(tmp_path / "resume-7.safetensors", step=20, seed=0)
+    run.export(copy / "step-20.safetensors", step=20, seed=0)

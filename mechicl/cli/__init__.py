@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mechicl.cli import analyze, hooks, info, lists, reproduce, train, verify
+from mechicl.cli import analyze, export, hooks, info, lists, reproduce, train, verify
 from mechicl.errors import MechiclError
 
 
@@ -64,6 +64,7 @@ app.command()(train.train)
 app.command()(analyze.analyze)
 app.command()(info.info)
 app.command()(hooks.hooks)
+app.command()(export.export)
 app.command()(verify.verify)
 app.command()(reproduce.reproduce)
 app.command()(lists.recipes)
