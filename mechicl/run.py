@@ -1,4 +1,4 @@
-"""The facade: a run on disk as parameters, models, activations and analyses."""
+"""The facade: training, opening runs, and the analyses of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -9,17 +9,13 @@ import xarray as xr
 
 from mechicl import analyses
 from mechicl.checkpoints import load
-from mechicl.errors import (
-    InputError,
-    NothingToAnalyseError,
-)
+from mechicl.errors import InputError, NothingToAnalyseError
 from mechicl.paths import local_directory
+from mechicl.stored import StoredRun
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.devices import require_device
 
 RunLike: TypeAlias = "Run | str | Path"
-
-_CACHE_LIMIT = 2**30  # bytes of activations that `Run.cache` returns without being asked twice
 
 
 def open_run(path: str | Path) -> "Run":
