@@ -102,12 +102,17 @@ def _yes(of: float, answer: bool) -> float:
 
 def _training(runs: "Mapping[str, Run]", results: "Mapping[str, xr.Dataset]") -> xr.Dataset:
     """Return curves of the training losses, mean over seeds, beside the strategies' losses."""
-    n_steps = min(run.metrics.sizes["log_step"] for run in runs.values())
+    n_steps = max(run.metrics.sizes["log_step"] for run in runs.values())
     edges = np.unique(np.geomspace(1, n_steps, _WINDOWS + 1).astype(int))
     found = {}
     for label, run in runs.items():
         loss = run.metrics["loss"].mean("seed").values
-        found[label] = np.array([loss[first:last].mean() for first, last in pairwise(edges)])
+        found[label] = np.array(
+            [
+                loss[first:last].mean() if first < len(loss) else np.nan
+                for first, last in pairwise(edges)
+            ]
+        )
     first = next(iter(results.values()))
     names = flag_names(first["strategy"])
     strategies = {

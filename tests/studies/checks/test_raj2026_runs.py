@@ -56,6 +56,16 @@ def test_losses_are_held_against_strategies_and_runs() -> None:
     assert outcome.shown["y"].sel(curve="A")[-1] == pytest.approx(0.3, abs=0.2)
 
 
+def test_the_figure_is_as_long_as_the_longest_run() -> None:
+    short, long = losses(0.2, 0.3), losses(1.0, 1.2)
+    short.metrics = short.metrics.isel(log_step=slice(10))
+    shown = get("losses_of_strategies")({"A": short, "B": long}, against=[["A", "B"]]).shown
+    assert shown["x"][-1] > 90
+    drawn = np.isfinite(shown["y"])
+    assert drawn.sel(curve="B").all()
+    assert (drawn.sel(curve="A") == (shown["x"] < 10)).all()
+
+
 def test_one_seed_has_no_spread() -> None:
     runs = {"A": losses(0.2), "B": losses(1.0)}
     found = by_quantity(get("losses_of_strategies")(runs, below=[["A", "B"]]))
