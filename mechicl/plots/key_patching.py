@@ -38,7 +38,7 @@ def draw(result: xr.Dataset) -> Figure:
         _cells(axes, loss, error, norm)
         _name(axes, one)
         axes.set_title(f"seed {one['seed'].item()}", fontsize=9)
-    panels[0].set_ylabel("distance of the donor's leaf", fontsize=8)
+        axes.set_ylabel("distance of the donor's leaf", fontsize=8)
     bar = figure.colorbar(ScalarMappable(norm, _COLOURS), ax=panels, fraction=0.05, pad=0.02)
     bar.set_label("mean squared error", fontsize=8)
     n_contexts = int(result["n_contexts"])

@@ -41,6 +41,7 @@ def test_every_own_figure_is_a_module_named_as_its_probe():
 
 ALONG = {
     "head_permutation": "block",
+    "key_patching": "first layer with the donor's keys, ℓ₀",
     "length_generalization": "examples in a context, L′",
     "loss_landscape": "KQ scale ω",
     "routing": "depth of the node",
@@ -58,6 +59,7 @@ def test_axes_are_labelled_and_seeds_are_named(name, tmp_path):
     rows = figure.axes[:1] if name == "sign_matching" else []  # a row says which seed it is
     assert all(axes.get_ylabel() for axes in figure.axes if axes not in rows)
     named = labels(figure) | {axes.get_ylabel() for axes in figure.axes}
+    named |= {axes.get_title() for axes in figure.axes}
     named |= {tick.get_text() for axes in figure.axes for tick in axes.get_yticklabels()}
     for seed in (0, 1):
         assert any(f"seed {seed}" in text for text in named)
