@@ -5,6 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from mechicl.models import Model
+from mechicl.tasks import Task
+
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O")
 WEIGHT_DIMS = {
     name: (
@@ -16,6 +19,29 @@ WEIGHT_DIMS = {
     )
     for name in WEIGHTS
 }
+
+
+def of(
+    task: Task, model: Model, parameters: Mapping[str, np.ndarray], steps: object = None
+) -> xr.Dataset:
+    """Return parameters, (seed, step, ...), as a run of this task and model stores them."""
+    declared = model.parameters(task)
+    n_seeds, n_steps = next(iter(parameters.values())).shape[:2]
+    steps = 10 * np.arange(n_steps) if steps is None else np.asarray(steps)
+    data = {
+        name: (var.dims, np.array(parameters[name], dtype=float), var.attrs)
+        for name, var in declared.items()
+    }
+    constants = task.constants() | model.constants()
+    data |= {
+        name: (var.dims, np.array(value), var.attrs) for name, (var, value) in constants.items()
+    }
+    coords = {
+        "seed": ("seed", np.arange(n_seeds), {"long_name": "seed"}),
+        "step": ("step", steps, {"units": "step", "long_name": "training step"}),
+    }
+    attrs = {"run_digest": "made-by-hand", "stray": "no"}
+    return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
 def from_circuits(kq: np.ndarray, ov: np.ndarray, **settings: object) -> xr.Dataset:

@@ -14,6 +14,7 @@ from mechicl.models.decoder import Decoder
 from mechicl.models.evaluate import attention, evaluate
 from mechicl.models.sparse_attention import SparseAttention
 from mechicl.tasks.markov_chain import MarkovChain
+from tests import trajectories
 
 NEVER = -1e4
 """A score whose weight is 0, also in float32."""
@@ -162,23 +163,7 @@ def toy(
     task: MarkovChain, model: Model, parameters: Mapping[str, np.ndarray], steps: object = None
 ) -> Toy:
     """Return these parameters, (seed, step, ...), as a run of this task and model stores them."""
-    declared = model.parameters(task)
-    n_seeds, n_steps = next(iter(parameters.values())).shape[:2]
-    steps = 10 * np.arange(n_steps) if steps is None else np.asarray(steps)
-    data = {
-        name: (var.dims, np.array(parameters[name], dtype=float), var.attrs)
-        for name, var in declared.items()
-    }
-    constants = task.constants() | model.constants()
-    data |= {
-        name: (var.dims, np.array(value), var.attrs) for name, (var, value) in constants.items()
-    }
-    coords = {
-        "seed": ("seed", np.arange(n_seeds), {"long_name": "seed"}),
-        "step": ("step", steps, {"units": "step", "long_name": "training step"}),
-    }
-    attrs = {"run_digest": "made-by-hand", "stray": "no"}
-    return Toy(task, model, xr.Dataset(data, coords=coords, attrs=attrs))
+    return Toy(task, model, trajectories.of(task, model, parameters, steps))
 
 
 def learning(n_seeds: int = 2, steps: object = (0, 50, 100, 400, 700, 1250, 1500)) -> Toy:

@@ -13,6 +13,7 @@ from mechicl.models.pooled_attention import PooledAttention
 from mechicl.tasks.latent_regression import LatentRegression
 from mechicl.tasks.latents import GaussianPrior, TreePrior
 from mechicl.tasks.streams import generator
+from tests import trajectories
 
 DEPTH = 3
 TAU = 0.02
@@ -86,23 +87,7 @@ def toy(
     steps: object = None,
 ) -> Toy:
     """Return these parameters, (seed, step, ...), as a run of this task and model stores them."""
-    declared = model.parameters(task)
-    n_seeds, n_steps = next(iter(parameters.values())).shape[:2]
-    steps = 10 * np.arange(n_steps) if steps is None else np.asarray(steps)
-    data = {
-        name: (var.dims, np.array(parameters[name], dtype=float), var.attrs)
-        for name, var in declared.items()
-    }
-    constants = task.constants() | model.constants()
-    data |= {
-        name: (var.dims, np.array(value), var.attrs) for name, (var, value) in constants.items()
-    }
-    coords = {
-        "seed": ("seed", np.arange(n_seeds), {"long_name": "seed"}),
-        "step": ("step", steps, {"units": "step", "long_name": "training step"}),
-    }
-    attrs = {"run_digest": "made-by-hand", "stray": "no"}
-    return Toy(task, model, xr.Dataset(data, coords=coords, attrs=attrs))
+    return Toy(task, model, trajectories.of(task, model, parameters, steps))
 
 
 def path_reader(task: LatentRegression) -> dict[str, np.ndarray]:
