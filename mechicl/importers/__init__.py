@@ -1,0 +1,1 @@
+"""Checkpoints that others trained, brought into the store as runs."""
