@@ -1,9 +1,12 @@
 """What every configuration is: frozen, its keys known and given once, its numbers finite."""
 
+from pathlib import Path
 from typing import Any
 
 import pydantic
 import yaml
+
+from mechicl.errors import InputError
 
 
 class Config(pydantic.BaseModel):
@@ -36,3 +39,30 @@ class UniqueKeys(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"{', '.join(twice)} given twice{node.start_mark}")
         return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, kind: str) -> dict[str, Any]:
+    """Return the settings in a user's YAML file, which is to be a `kind`: a recipe, a claim.
+
+    Raises InputError for a file that is not there, cannot be read, or is no mapping in YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"there is no {kind} file {str(path)!r}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {kind} {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{str(path)!r} is not text (UTF-8), so it is no {kind}") from None
+    return parse_yaml(text, f"{kind} {str(path)!r}")
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Return the settings in `text`; raise InputError naming `where` if it is no such YAML."""
+    try:
+        settings = yaml.load(text, UniqueKeys)
+    except yaml.YAMLError as error:
+        raise InputError(f"{where} is not YAML: {error}") from None
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} is not a mapping of settings")
+    return settings

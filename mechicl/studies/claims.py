@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 
-from mechicl.config import Config, UniqueKeys
-from mechicl.errors import InputError, invalid, unknown
+from mechicl.config import Config, parse_yaml, read_yaml
+from mechicl.errors import invalid, unknown
 
 _PACKAGE = "mechicl.claims"
 
@@ -141,24 +140,13 @@ def load_claim(source: str | Path) -> Claim:
     """
     path = Path(source).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        name = path.stem
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot read claim {str(path)!r}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{str(path)!r} is not text (UTF-8), so it is no claim") from None
+        name, settings = path.stem, read_yaml(path, "claim")
     else:
         if str(source) not in claim_names():
             raise unknown("claim", source, claim_names())
         name = str(source)
         text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    try:
-        settings = yaml.load(text, UniqueKeys)
-    except yaml.YAMLError as error:
-        raise InputError(f"claim {name!r} is not YAML: {error}") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"claim {name!r} is not a mapping")
+        settings = parse_yaml(text, f"claim {name!r}")
     try:
         return Claim.model_validate({"id": name, **settings})
     except pydantic.ValidationError as error:

@@ -4,7 +4,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,17 @@ import numpy as np
 import xarray as xr
 
 from mechicl import plots
-from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
-from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
+from mechicl.errors import DamagedRunError, InputError, MechiclError
 from mechicl.paths import local_directory
 from mechicl.results import write_aside
-from mechicl.run import Run, open_run, train
+from mechicl.run import Run
 from mechicl.studies import checks
 from mechicl.studies.checks import Measurement
 from mechicl.studies.claims import Claim, Verdict, chosen, load_claim, verdict, wilson
+from mechicl.studies.trained import Watch, trained, unwatched
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.devices import require_device
 from mechicl.version import __version__
-
-Watch = Callable[[Recipe], AbstractContextManager[Mapping[str, Any]]]
-"""Makes, for a recipe about to be trained, the callbacks that training takes."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +101,6 @@ class Record:
         )
 
 
-@contextmanager
-def _unwatched(recipe: Recipe) -> Iterator[Mapping[str, Any]]:
-    del recipe
-    yield {}
-
-
 def reproduce(
     asked: str | Sequence[str],
     out: str | Path = "runs/reproduce",
@@ -119,7 +109,7 @@ def reproduce(
     device: str = "auto",
     compile: bool = True,
     figure: bool = True,
-    watch: Watch = _unwatched,
+    watch: Watch = unwatched,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Record]:
     """Test claims one after another, and yield what became of each.
@@ -175,7 +165,9 @@ def reproduce(
         for claim in claims:
             try:
                 runs = {
-                    label: _trained(recipe, root, device, compile, watch, notify)
+                    label: trained(
+                        recipe, run_directory(recipe, root), device, compile, watch, notify
+                    )
                     for label, recipe in needed[claim.id].items()
                 }
                 record = _tested(claim, runs, root, figure=figure)
@@ -198,44 +190,6 @@ def _recipes(claim: Claim, scale: str | None) -> dict[str, Recipe]:
         label: load_recipe(needed.recipe, dict(needed.set), scale=scale)
         for label, needed in claim.runs.items()
     }
-
-
-def _trained(
-    recipe: Recipe,
-    root: Path,
-    device: str,
-    compile: bool,
-    watch: Watch,
-    notify: Callable[[str], None],
-) -> Run:
-    path = run_directory(recipe, root)
-    begun = (path / TRAJECTORY).exists()
-    if begun:
-        try:
-            run = open_run(path)
-        except NothingToAnalyseError:  # begun, and cut short before its first commit
-            pass
-        else:
-            differences = recipe.differences(run.recipe)
-            if differences:
-                raise DamagedRunError(
-                    f"{path} holds a run of another recipe ({'; '.join(differences)})"
-                )
-            if run.complete:
-                return run
-    # A directory without a trajectory was cut short before there was anything to go on from.
-    cut_short = not begun and (path / CONFIG).exists()
-    notify(f"{'going on with' if begun else 'training'} {path}")
-    with watch(recipe) as callbacks:
-        return train(
-            recipe,
-            path,
-            resume=begun,
-            overwrite=cut_short,
-            device=device,
-            compile=compile,
-            **callbacks,
-        )
 
 
 def _make_room(root: Path) -> None:

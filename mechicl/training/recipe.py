@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 
 from mechicl import models, tasks
 from mechicl.checkpoints import Schedule
 from mechicl.checkpoints.layout import INDECISIVE, settings_digest
-from mechicl.config import Config, UniqueKeys
+from mechicl.config import Config, parse_yaml, read_yaml
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
 
 _PACKAGE = "mechicl.recipes"
@@ -295,34 +294,18 @@ def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
         raise InputError(f"a recipe is a name, a path or a Recipe; given {type(source).__name__}")
     path = Path(source).expanduser()
     if path.suffix in (".yaml", ".yml"):
-        name, text = path.stem, _read_text(path)
+        name, settings = path.stem, read_yaml(path, "recipe")
     else:
         by_canonical = {canonical(name): name for name in recipe_names()}
         if canonical(str(source)) not in by_canonical:
             raise unknown("recipe", str(source), recipe_names())
         name = by_canonical[canonical(str(source))]
         text = files(_PACKAGE).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    try:
-        settings = yaml.load(text, UniqueKeys)
-    except yaml.YAMLError as error:
-        raise InputError(f"recipe {str(source)!r} is not YAML: {error}") from None
-    if not isinstance(settings, dict):
-        raise InputError(f"recipe {str(source)!r} is not a mapping of settings")
+        settings = parse_yaml(text, f"recipe {name!r}")
     scales = settings.pop("scales", {})
     if not isinstance(scales, dict) or not all(isinstance(each, dict) for each in scales.values()):
         raise InputError(f"scales of recipe {str(source)!r} are not mappings of settings by name")
     return {"name": name, **settings}, {canonical(str(key)): scales[key] for key in scales}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"there is no recipe file {str(path)!r}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{str(path)!r} is not text (UTF-8), so it is no recipe") from None
 
 
 def _validated(settings: Mapping[str, Any]) -> Recipe:

@@ -183,7 +183,7 @@ def test_what_is_no_claim_is_refused(
 
 
 def test_files_that_are_no_claims(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match="no claim file"):
         load_claim(tmp_path / "absent.yaml")
     for text, message in (
         ("- a", "not a mapping"),
