@@ -9,9 +9,17 @@ if TYPE_CHECKING:
     from mechicl.run import Run as Run
     from mechicl.run import open_run as open_run
     from mechicl.run import train as train
+    from mechicl.studies.sweep import sweep as sweep
+    from mechicl.studies.sweep import sweep_index as sweep_index
 
-_LAZY = {"open_run": "mechicl.run", "Run": "mechicl.run", "train": "mechicl.run"}
-__all__ = ["Run", "__version__", "open_run", "train"]
+_LAZY = {
+    "Run": "mechicl.run",
+    "open_run": "mechicl.run",
+    "sweep": "mechicl.studies.sweep",
+    "sweep_index": "mechicl.studies.sweep",
+    "train": "mechicl.run",
+}
+__all__ = ["Run", "__version__", "open_run", "sweep", "sweep_index", "train"]
 
 
 def __getattr__(name: str) -> object:

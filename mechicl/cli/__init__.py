@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mechicl.cli import analyze, export, hooks, info, lists, reproduce, train, verify
+from mechicl.cli import analyze, export, hooks, info, lists, reproduce, sweep, train, verify
 from mechicl.errors import MechiclError
 
 
@@ -61,6 +61,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
+app.command()(sweep.sweep)
 app.command()(analyze.analyze)
 app.command()(info.info)
 app.command()(hooks.hooks)

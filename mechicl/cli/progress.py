@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mechicl.training import Recipe
     from mechicl.training.loop import Progress
 
 _LINE_SECONDS = 60.0
@@ -18,6 +19,18 @@ Callbacks = tuple[Callable[["Progress"], None], Callable[[str], None]]
 def shown(n_steps: int) -> Iterator[Callbacks]:
     """Yield `(on_progress, notify)` for training; everything goes to standard error."""
     yield from _bar(n_steps) if sys.stderr.isatty() else _lines()
+
+
+@contextmanager
+def watch(recipe: "Recipe") -> "Iterator[Mapping[str, Any]]":
+    """Give the training of one of several recipes what shows its progress."""
+    with shown(recipe.n_steps) as (on_progress, notify):
+        yield {"on_progress": on_progress, "notify": notify}
+
+
+def say(text: str) -> None:
+    """Print a remark to standard error at once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _bar(n_steps: int) -> Iterator[Callbacks]:
@@ -52,15 +65,12 @@ def _lines() -> Iterator[Callbacks]:
         if progress.rate > 0 and time.monotonic() - printed >= _LINE_SECONDS:
             printed = time.monotonic()
             left = (progress.n_steps - progress.step) * len(progress.loss) / progress.rate
-            notify(
+            say(
                 f"step {progress.step:,} of {progress.n_steps:,}, loss {_losses(progress)}, "
                 f"{progress.rate:,.0f} seed-steps/s, {left:,.0f} s left"
             )
 
-    def notify(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    yield on_progress, notify
+    yield on_progress, say
 
 
 def _losses(progress: "Progress") -> str:

@@ -1,8 +1,5 @@
 """`mechicl reproduce`."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +7,6 @@ import typer
 if TYPE_CHECKING:
     from mechicl.studies import Record
     from mechicl.studies.reproduce import Quantity
-    from mechicl.training import Recipe
 
 
 def reproduce(
@@ -35,6 +31,7 @@ def reproduce(
 ) -> int:
     """Test what the papers claim: train or reuse the runs, measure, compare, and say what holds."""
     from mechicl import studies
+    from mechicl.cli import progress
 
     if not claims:
         _list(json)
@@ -47,8 +44,8 @@ def reproduce(
         device=device,
         compile=compile,
         figure=plot,
-        watch=_watch,
-        notify=_say,
+        watch=progress.watch,
+        notify=progress.say,
     ):
         found.append(record)
         if not json:
@@ -58,18 +55,6 @@ def reproduce(
     elif len(found) > 1:
         _show_all(found)
     return 1 if any(record.verdict == "not reproduced" for record in found) else 0
-
-
-@contextmanager
-def _watch(recipe: "Recipe") -> Iterator[Mapping[str, Any]]:
-    from mechicl.cli import progress
-
-    with progress.shown(recipe.n_steps) as (on_progress, notify):
-        yield {"on_progress": on_progress, "notify": notify}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _print(document: Any) -> None:

@@ -143,6 +143,10 @@ class Recipe(Config):
         """Return the whole recipe, defaults included, as plain JSON types."""
         return self.model_dump(mode="json")
 
+    def flat(self) -> dict[str, Any]:
+        """Return the settings by dotted key, `model.n_heads`; a list is one value."""
+        return dict(_leaves(self.settings()))
+
     @property
     def digest(self) -> str:
         """Short hash of what decides the numbers: all settings but name and description."""
