@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -69,7 +70,8 @@ def add_dim(name: str, meaning: str) -> None:
 class Var:
     """Declaration of one variable: along what, in what unit, what it is, and between what values.
 
-    `flags` names the values of a variable that holds codes (CF `flag_values`, `flag_meanings`).
+    `flags` names the values of a variable that holds codes (CF `flag_values`, `flag_meanings`);
+    `label_of` is the axis whose labels the values are, where they are (such as the nearest of it).
     Range ends are included; NaN is always allowed and means undefined.
     """
 
@@ -79,9 +81,11 @@ class Var:
     minimum: float | None = None
     maximum: float | None = None
     flags: Mapping[int, str] = field(default_factory=dict)
+    label_of: str = ""
 
     def __post_init__(self) -> None:
-        strange = [dim for dim in self.dims if dim not in DIMS]
+        named = (*self.dims, self.label_of) if self.label_of else self.dims
+        strange = [dim for dim in named if dim not in DIMS]
         if strange:
             raise InputError(
                 f"no dims {strange} in the schema; add them with mechicl.schema.add_dim"
@@ -98,6 +102,8 @@ class Var:
         if self.flags:
             attrs["flag_values"] = [int(value) for value in self.flags]
             attrs["flag_meanings"] = " ".join(self.flags.values())
+        if self.label_of:
+            attrs["label_of"] = self.label_of
         return attrs
 
 
@@ -151,5 +157,10 @@ def stamp(dataset: xr.Dataset, declared: Mapping[str, Var]) -> xr.Dataset:
 
 def flag_names(variable: xr.DataArray) -> dict[int, str]:
     """Return the meaning of each code of a variable that was stamped with `flags`."""
-    values: Sequence[int] = np.atleast_1d(variable.attrs.get("flag_values", [])).tolist()
-    return dict(zip(values, str(variable.attrs.get("flag_meanings", "")).split(), strict=True))
+    return flag_table(variable.attrs)
+
+
+def flag_table(attrs: Mapping[str, Any]) -> dict[int, str]:
+    """Return the meaning of each code by the attributes of a variable; none where it has none."""
+    values: Sequence[int] = np.atleast_1d(attrs.get("flag_values", [])).tolist()
+    return dict(zip(values, str(attrs.get("flag_meanings", "")).split(), strict=True))

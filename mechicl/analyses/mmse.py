@@ -54,7 +54,9 @@ def _has_prior(trajectory: xr.Dataset) -> str | None:
         "excess_error": Var(_AGAINST, "1", "standard error of excess", 0),
         "relative_excess": Var(_AGAINST, "1", "excess over strategy_loss", -1),
         "relative_excess_error": Var(_AGAINST, "1", "standard error of relative_excess", 0),
-        "nearest": Var(_MODEL, "1", "the strategy of the nearest loss, by its number", 0),
+        "nearest": Var(
+            _MODEL, "1", "the strategy of the nearest loss, by its number", 0, label_of="strategy"
+        ),
         "n_measurements": Var((), "1", "budget of measurements, M", 1),
         "tau_seen": Var((), "1", "noise of a measurement, sqrt(tau^2 + Tr C_0/N)", 0),
     },

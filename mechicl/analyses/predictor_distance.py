@@ -33,7 +33,13 @@ _AGAINST = (*_MODEL, "reference")
         "scale": Var(_AGAINST, "1", "factor on the model that brings it nearest to reference"),
         "scaled_distance": Var(_AGAINST, "1", "distance after that factor", 0, 1),
         "scaled_distance_error": Var(_AGAINST, "1", "standard error of scaled_distance", 0),
-        "nearest": Var(_MODEL, "1", "the reference at the least distance, by its number", 0),
+        "nearest": Var(
+            _MODEL,
+            "1",
+            "the reference at the least distance, by its number",
+            0,
+            label_of="reference",
+        ),
         "nearest_distance": Var(_MODEL, "1", "distance from that reference", 0),
         "seed_distance": Var(
             ("seed", "seed_other"), "1", "relative rms distance between seeds, last step", 0, 2

@@ -5,7 +5,13 @@ Arrays alone: this layer knows no task, no model and no torch.
 
 from mechicl.checkpoints.findings import Finding
 from mechicl.checkpoints.layout import SCHEMA_VERSION, Plan, allocate
-from mechicl.checkpoints.reader import load, read_config, read_trajectory, require_run
+from mechicl.checkpoints.reader import (
+    fingerprint,
+    load,
+    read_config,
+    read_trajectory,
+    require_run,
+)
 from mechicl.checkpoints.schedule import Schedule
 from mechicl.checkpoints.verify import verify
 from mechicl.checkpoints.writer import Checkpoint, TrajectoryWriter
@@ -18,6 +24,7 @@ __all__ = [
     "Schedule",
     "TrajectoryWriter",
     "allocate",
+    "fingerprint",
     "load",
     "read_config",
     "read_trajectory",

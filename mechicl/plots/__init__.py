@@ -34,7 +34,7 @@ OWN = (
 )
 """Probes with a figure of their own; the others get `mechicl.plots.generic`."""
 
-KINDS = ("curves", "quantities")
+KINDS = ("curves", "over_runs", "quantities")
 """Figures of what is no probe's result, by the name that its attribute `figure` gives."""
 
 __all__ = ["KINDS", "OWN", "draw"]
