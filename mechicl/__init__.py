@@ -9,17 +9,33 @@ if TYPE_CHECKING:
     from mechicl.run import Run as Run
     from mechicl.run import open_run as open_run
     from mechicl.run import train as train
+    from mechicl.studies.study import Study as Study
+    from mechicl.studies.study import open_study as open_study
+    from mechicl.studies.study import study as study
     from mechicl.studies.sweep import sweep as sweep
     from mechicl.studies.sweep import sweep_index as sweep_index
 
 _LAZY = {
     "Run": "mechicl.run",
+    "Study": "mechicl.studies.study",
     "open_run": "mechicl.run",
+    "open_study": "mechicl.studies.study",
+    "study": "mechicl.studies.study",
     "sweep": "mechicl.studies.sweep",
     "sweep_index": "mechicl.studies.sweep",
     "train": "mechicl.run",
 }
-__all__ = ["Run", "__version__", "open_run", "sweep", "sweep_index", "train"]
+__all__ = [
+    "Run",
+    "Study",
+    "__version__",
+    "open_run",
+    "open_study",
+    "study",
+    "sweep",
+    "sweep_index",
+    "train",
+]
 
 
 def __getattr__(name: str) -> object:

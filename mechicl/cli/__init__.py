@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mechicl.cli import analyze, export, hooks, info, lists, reproduce, sweep, train, verify
+from mechicl.cli import analyze, export, hooks, info, lists, reproduce, study, sweep, train, verify
 from mechicl.errors import MechiclError
 
 
@@ -62,6 +62,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command()(sweep.sweep)
+app.command()(study.study)
 app.command()(analyze.analyze)
 app.command()(info.info)
 app.command()(hooks.hooks)

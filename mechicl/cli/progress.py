@@ -76,3 +76,27 @@ def _lines() -> Iterator[Callbacks]:
 def _losses(progress: "Progress") -> str:
     shown = " ".join(f"{loss:.3f}" for loss in progress.loss[:4])
     return shown + (" ..." if len(progress.loss) > 4 else "")
+
+
+@contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield `(done, of) -> None`: a bar on a terminal, one line a minute elsewhere."""
+    if not sys.stderr.isatty():
+        printed = time.monotonic()
+
+        def line(done: int, of: int) -> None:
+            nonlocal printed
+            if time.monotonic() - printed >= _LINE_SECONDS:
+                printed = time.monotonic()
+                say(f"{done:,} of {of:,} {what}")
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeRemainingColumn())
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)

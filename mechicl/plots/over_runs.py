@@ -23,6 +23,20 @@ class _Across(NamedTuple):
     at: np.ndarray
     text: str
     ticks: list[str] | None
+    logarithmic: bool = False
+
+    @property
+    def spread(self) -> np.ndarray:
+        """Where points are drawn: runs that lie at one place side by side, not over each other."""
+        places = np.log(self.at) if self.logarithmic else self.at
+        known = np.unique(places[np.isfinite(places)])
+        width = 0.2 * (np.diff(known).min() if known.size > 1 else 1.0)
+        out = places.copy()
+        for place in known:
+            group = np.flatnonzero(places == place)
+            if group.size > 1:
+                out[group] += np.linspace(-width, width, group.size)
+        return np.exp(out) if self.logarithmic else out
 
 
 def draw(result: xr.Dataset) -> Figure:
@@ -87,7 +101,9 @@ def _across(result: xr.Dataset) -> _Across:
     if values.dtype.kind != "f":
         words, at = np.unique(values, return_inverse=True)
         return _Across(at.astype(float), text, [_short(str(word)) for word in words])
-    return _Across(values, text, None)
+    known = values[np.isfinite(values)]
+    far = bool(known.size and known.min() > 0 and known.max() >= 8 * known.min())
+    return _Across(values, text, None, logarithmic=far)
 
 
 def _short(text: str) -> str:
@@ -100,11 +116,11 @@ def _variable(axes: Axes, variable: xr.DataArray, across: _Across) -> None:
     extra = [dim for dim in variable.dims if dim not in ("run", "seed")]
     table = variable.transpose("run", "seed", *extra).values.astype(float)
     table = table.reshape(*table.shape[:2], -1)
-    size = 5.0 if len(across.at) <= _FEW else 2.0
+    size, spread = 5.0 if len(across.at) <= _FEW else 2.0, across.spread
     for number in range(table.shape[2]):
         values, colour = table[:, :, number], style.colour(number)
         label = f"{extra[0]} {number}" if extra else None
-        at = np.broadcast_to(across.at[:, None], values.shape)
+        at = np.broadcast_to(spread[:, None], values.shape)
         axes.plot(
             at.ravel(),
             values.ravel(),
@@ -131,7 +147,9 @@ def _medians(axes: Axes, values: np.ndarray, across: _Across, colour: str) -> No
     known = np.isfinite(values).any(axis=1) & np.isfinite(across.at)
     if known.any():
         medians = np.nanmedian(values[known], axis=1)
-        axes.plot(across.at[known], medians, "_", ms=9 if known.sum() <= _FEW else 4, color=colour)
+        axes.plot(
+            across.spread[known], medians, "_", ms=9 if known.sum() <= _FEW else 4, color=colour
+        )
 
 
 def _verdicts(axes: Axes, holds: xr.DataArray, across: _Across) -> None:
@@ -179,7 +197,7 @@ def _finish(axes: Axes, across: _Across) -> None:
     known = across.at[np.isfinite(across.at)]
     if across.text == "run" or known.size == 0:
         return
-    if known.min() > 0 and known.max() >= 20 * known.min():
+    if across.logarithmic:
         axes.set_xscale("log")
     if np.unique(known).size <= 8:
         axes.set_xticks(np.unique(known), [f"{value:g}" for value in np.unique(known)], fontsize=7)

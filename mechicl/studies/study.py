@@ -70,7 +70,7 @@ class Study:
         self.runs = runs
         self.results = dict(results)
         self.failures = list(failures)
-        self.join = join
+        self.join: Join = join
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failures" if self.failures else ""
