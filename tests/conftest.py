@@ -1,6 +1,7 @@
 """What tests share: strict xarray, and one small trained run."""
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,16 @@ import xarray as xr
 
 import mechicl
 from mechicl.run import Run
+
+
+def pytest_configure() -> None:
+    """Let an interrupt reach the processes that tests start, also where a shell has it ignored.
+
+    A shell starts what runs in the background so, and a process inherits it; one that this process
+    handles is back at its default in those that it starts.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
