@@ -41,7 +41,7 @@ def analyze(
 ) -> int:
     """Run probes over a stored trajectory: verdicts, key figures, results and figures on disk."""
     from mechicl import analyses
-    from mechicl.cli import report, settings
+    from mechicl.cli import printing, settings
     from mechicl.cli.remarks import remarks
     from mechicl.errors import NothingToAnalyseError
     from mechicl.run import named_runs, open_run
@@ -79,7 +79,7 @@ def analyze(
     if not results:
         raise NothingToAnalyseError(f"{run_dir}: {run.refusal(skipped)}")
     if json:
-        report.print_json(run, results, written, skipped, every_step=bool(step))
+        printing.print_json(run, results, written, skipped, every_step=bool(step))
     else:
-        report.print_tables(results, written, skipped)
+        printing.print_tables(results, written, skipped)
     return 4 if probe and skipped else 0

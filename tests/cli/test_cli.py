@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import mechicl
 from mechicl import analyses
-from mechicl.cli import app, report, settings
+from mechicl.cli import app, printing, settings
 from mechicl.run import Run
 from tests import trajectories
 
@@ -103,7 +103,7 @@ def nine_seeds() -> xr.Dataset:
 
 def tables(capsys: pytest.CaptureFixture, trajectory: xr.Dataset, *names: str) -> str:
     results = {name: analyses.get(name)(trajectory) for name in names}
-    report.print_tables(results, {name: [] for name in names}, {})
+    printing.print_tables(results, {name: [] for name in names}, {})
     return capsys.readouterr().out
 
 
