@@ -5,7 +5,8 @@ import os
 import shutil
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def save(
         drawn = plots.draw(result)
         put(FIGURES, ".png", lambda path: drawn.savefig(path, dpi=120, format="png"))
     return written
+
+
+def stored(root: Path, probe: str) -> Iterator[xr.Dataset]:
+    """Yield the results of a probe that are stored below `root`, the newest first.
+
+    What cannot be opened is left out.
+    """
+    found = [path for path in (root / ANALYSES).glob(f"{probe}-*.zarr") if path.is_dir()]
+    for path in sorted(found, key=lambda each: each.stat().st_mtime, reverse=True):
+        with suppress(OSError, ValueError, KeyError):
+            yield xr.open_zarr(path)
 
 
 def _name(result: xr.Dataset, whole: Mapping[str, np.ndarray]) -> str:

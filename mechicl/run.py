@@ -1,19 +1,23 @@
 """The facade: training, opening runs, and the analyses of them."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import xarray as xr
 
 from mechicl import analyses
+from mechicl.analyses.evaluation import steps_of
 from mechicl.checkpoints import load
 from mechicl.errors import InputError, NothingToAnalyseError
 from mechicl.paths import local_directory
 from mechicl.stored import StoredRun
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.devices import require_device
+from mechicl.version import __version__
 
 RunLike: TypeAlias = "Run | str | Path"
 
@@ -226,6 +230,37 @@ class Run(StoredRun):
 
         covered = {"step": self.steps, "seed": self.seeds}
         return results.save(result, self.results_directory(out), covered, figure=figure)
+
+    def stored(self, name: str) -> xr.Dataset | None:
+        """Return the probe's result that `save` put under the run, if it is what `analyze` gives.
+
+        It is of the default parameters, of this version of mechicl, of all seeds, and of the steps
+        that the probe takes of those that the run has now. None if there is none such, and for a
+        run that is at a URL.
+        """
+        from mechicl import results
+
+        probe = analyses.get(name)
+        wanted = {
+            "probe": probe.name,
+            "parameters": json.dumps(probe.resolve({}), sort_keys=True),
+            "run_digest": self.trajectory.attrs["run_digest"],
+            "mechicl_version": __version__,
+        }
+        steps = steps_of(probe, self.steps)
+        if isinstance(self.path, str):
+            return None
+        for result in results.stored(self.path, probe.name):
+            same = all(result.attrs.get(key) == value for key, value in wanted.items())
+            if (
+                same
+                and "against" not in result.attrs
+                and {"seed", "step"} <= set(result.coords)
+                and np.array_equal(result["seed"].values, self.seeds)
+                and np.array_equal(result["step"].values, steps)
+            ):
+                return result.load()
+        return None
 
     def results_directory(self, out: str | Path | None = None) -> Path:
         """Return where `save` puts results: `out`, or the run itself.

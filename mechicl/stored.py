@@ -15,6 +15,7 @@ from mechicl.checkpoints import load, read_config, read_trajectory
 from mechicl.checkpoints.files import write_file
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY, resume_step
 from mechicl.checkpoints.reader import is_url
+from mechicl.config import Config
 from mechicl.errors import DamagedRunError, InputError, MechiclError, integer
 from mechicl.paths import local_file, path_text
 from mechicl.tasks import Task
@@ -99,6 +100,37 @@ class StoredRun:
         at = self.trajectory["diverged_at"].values
         return {
             int(seed): int(step) for seed, step in zip(self.seeds, at, strict=True) if step == step
+        }
+
+    def about(self) -> dict[str, str]:
+        """Return what the run is and how far it got, in words: recipe, loss, versions, digest.
+
+        The loss by seed is the mean of the last hundred that were logged, read here.
+        """
+        recipe, attrs = self.recipe, self.trajectory.attrs
+        late = self.metrics[["loss"]].isel(log_step=slice(-100, None))
+        losses = load(late, where=self.path)["loss"].mean("log_step").values
+        diverged = self.diverged()
+        seeds = [
+            f"{seed}: diverged at step {diverged[seed]}"
+            if seed in diverged
+            else f"{seed}: {loss:.4f}"
+            for seed, loss in zip(self.seeds.tolist(), losses, strict=True)
+        ]
+        versions = self.config.get("versions")
+        written_by = versions.get("mechicl") if isinstance(versions, dict) else None
+        state = "complete" if self.complete else "unfinished (or still training)"
+        return {
+            "recipe": f"{recipe.name}: {recipe.description}",
+            "task": _words(recipe.task),
+            "model": _words(recipe.model),
+            "optimizer": _words(recipe.optimizer),
+            "batch size": str(recipe.batch_size),
+            "checkpoints": f"{attrs['n_saved']} of {attrs['n_planned']}, {state}",
+            "steps": f"{self.steps[0]} to {self.steps[-1]} of {recipe.n_steps}",
+            "loss by seed": ", ".join(seeds),
+            "trained on": f"{self.config.get('device')}, mechicl {written_by}",
+            "digest": attrs["run_digest"],
         }
 
     def select(
@@ -320,6 +352,13 @@ class StoredRun:
             load=partial(load, where=self.path),
         )
         return found.assign_attrs(run_digest=self.trajectory.attrs["run_digest"])
+
+
+def _words(config: Config) -> str:
+    """Name and settings of a part of the recipe, in a line."""
+    settings = config.model_dump(exclude_none=True)
+    name = settings.pop("name")
+    return f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items())
 
 
 def _integers(name: str, given: Any) -> list[int]:

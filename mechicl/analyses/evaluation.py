@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from mechicl.analyses.probe import Forward
+from mechicl.analyses.probe import Forward, Probe
 from mechicl.schema import Var
 
 PART = 16384
@@ -24,6 +24,15 @@ def spread_steps(steps: Int[np.ndarray, " step"], n: int) -> Int[np.ndarray, " c
     wanted = np.linspace(0.0, since_first[-1], n)
     nearest = np.abs(since_first[:, None] - wanted).argmin(axis=0)
     return np.unique(np.append(nearest, [0, len(steps) - 1]))
+
+
+def steps_of(probe: Probe, steps: Int[np.ndarray, " step"]) -> Int[np.ndarray, " chosen"]:
+    """Return the steps that a probe's result is of, by default, where a run has `steps`.
+
+    A forward probe takes `n_steps` of them, spread by `spread_steps`.
+    """
+    n = probe.resolve({}).get("n_steps") if probe.forward else None
+    return steps if n is None else steps[spread_steps(steps, n)]
 
 
 def shares(n: int) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,19 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mechicl.cli import analyze, export, hooks, info, lists, reproduce, study, sweep, train, verify
+from mechicl.cli import (
+    analyze,
+    export,
+    hooks,
+    info,
+    lists,
+    report,
+    reproduce,
+    study,
+    sweep,
+    train,
+    verify,
+)
 from mechicl.errors import MechiclError
 
 
@@ -68,6 +80,7 @@ app.command()(info.info)
 app.command()(hooks.hooks)
 app.command()(export.export)
 app.command()(verify.verify)
+app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(lists.recipes)
 app.command()(lists.probes)

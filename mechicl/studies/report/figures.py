@@ -1,0 +1,62 @@
+"""Figures for a page: PNG of few colours, inside the page as text."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from io import BytesIO
+from typing import NamedTuple
+
+import xarray as xr
+from matplotlib.figure import Figure
+from PIL import Image as pillow
+
+from mechicl import plots
+
+BUDGET = 1_400_000
+"""Bytes that the figures of a page take in it, at most but for what cannot be made smaller."""
+_DPI = 110
+_LEAST_DPI = 40
+_COLOURS = 256
+_BROAD = 1.7
+
+
+class Image(NamedTuple):
+    """A figure as a `data:` URL, and its size in pixels."""
+
+    data: str
+    width: int
+    height: int
+
+    @property
+    def broad(self) -> bool:
+        """Whether it is so wide that a narrow screen makes it hard to read."""
+        return self.width > _BROAD * self.height
+
+
+def embedded(results: Mapping[str, xr.Dataset]) -> tuple[dict[str, Image], str | None]:
+    """Return the figure of each result, and what had to be done to make them fit.
+
+    They are drawn at 110 dots an inch in 256 colours of their own, and at fewer dots where they
+    would take more than `BUDGET`.
+    """
+    drawn = {name: plots.draw(result) for name, result in results.items()}
+    dpi = _DPI
+    while True:
+        found = {name: _image(figure, dpi) for name, figure in drawn.items()}
+        total = sum(map(len, (each.data for each in found.values())))
+        if total <= BUDGET or dpi == _LEAST_DPI:
+            break
+        dpi = max(_LEAST_DPI, min(int(dpi * (BUDGET / total) ** 0.5), dpi - 5))
+    note = None
+    if dpi < _DPI:
+        note = f"figures are drawn at {dpi} dots an inch in place of {_DPI}, to keep the page small"
+    return found, note
+
+
+def _image(figure: Figure, dpi: int) -> Image:
+    drawn, reduced = BytesIO(), BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    with pillow.open(drawn) as image:
+        image.convert("RGB").quantize(_COLOURS).save(reduced, "PNG", optimize=True)
+        width, height = image.size
+    text = b64encode(reduced.getvalue()).decode()
+    return Image(f"data:image/png;base64,{text}", width, height)
