@@ -76,7 +76,7 @@ def stored(root: Path, probe: str) -> Iterator[xr.Dataset]:
     found = [path for path in (root / ANALYSES).glob(f"{probe}-*.zarr") if path.is_dir()]
     for path in sorted(found, key=lambda each: each.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError):
-            yield xr.open_zarr(path)
+            yield xr.open_zarr(path, consolidated=True)  # as `save` writes it
 
 
 def _name(result: xr.Dataset, whole: Mapping[str, np.ndarray]) -> str:

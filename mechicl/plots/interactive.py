@@ -58,7 +58,8 @@ lines.forEach((line, number) => {
 """
 _SHOW_CURVE = """
 const source = sources[choice.options.indexOf(choice.value)]
-lines.forEach((line, number) => { line.data = {x: source.data.x, y: source.data[`y${number}`]} })
+const {step, x} = source.data
+lines.forEach((line, number) => { line.data = {step, x, y: source.data[`y${number}`]} })
 title.text = choice.value
 """
 
@@ -292,7 +293,7 @@ def _seed_lines(plot: Any, seeds: np.ndarray, sources: Sequence[Any]) -> list[An
         )
     plot.add_tools(
         HoverTool(
-            tooltips=[("", "$name"), ("step", "@x{0,0}"), ("value", "@y{%.4g}")],
+            tooltips=[("", "$name"), ("step", "@step{0,0}"), ("value", "@y{%.4g}")],
             formatters={"@y": "printf"},
         )
     )
@@ -307,10 +308,11 @@ def _losses(loss: xr.DataArray, axis: _StepAxis) -> "_Drawn":
     from bokeh.models import ColumnDataSource
 
     steps = loss["log_step"].values
-    plot, mark = axis.figure(y_axis_type="log")
+    plot, mark = axis.figure(y_axis_type="log", name="loss")
     values = loss.transpose("seed", "log_step").values.astype(np.float32)
     shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
-    sources = [ColumnDataSource({"x": axis.places(steps), "y": each}) for each in shown]
+    along = {"step": steps, "x": axis.places(steps)}
+    sources = [ColumnDataSource(along | {"y": each}) for each in shown]
     lines = _seed_lines(plot, loss["seed"].values, sources)
     plot.yaxis.axis_label = style.label(loss, "training loss")
     return _Drawn([plot], mark, lines)
@@ -324,14 +326,16 @@ def _curves(curves: Mapping[str, xr.DataArray], axis: _StepAxis) -> "_Drawn":
     for each in curves.values():
         values = each.transpose("seed", "step").values.astype(np.float32)
         finite = np.where(np.isfinite(values), values, np.nan)
-        columns: dict[str, Any] = {"x": axis.places(each["step"].values)}
+        steps = each["step"].values
+        columns: dict[str, Any] = {"step": steps, "x": axis.places(steps)}
         stored.append(
             ColumnDataSource(columns | {f"y{number}": y for number, y in enumerate(finite)})
         )
     first = next(iter(curves.values()))
-    plot, mark = axis.figure()
+    plot, mark = axis.figure(name="curves")
+    shown = stored[0].data
     sources = [
-        ColumnDataSource({"x": stored[0].data["x"], "y": stored[0].data[f"y{number}"]})
+        ColumnDataSource({"step": shown["step"], "x": shown["x"], "y": shown[f"y{number}"]})
         for number in range(first.sizes["seed"])
     ]
     lines = _seed_lines(plot, first["seed"].values, sources)
@@ -368,8 +372,15 @@ def _map(
     names = [f"{across} {number}" for number in range(len(panels))]
     at = f"step {int(values['step'][-1]):,}, seed {int(values['seed'][0])}"
     figures = [
-        _panel(f"{label}, {at}", source, mapper, (str(down), rows), (str(along), columns))
-        for label, source in zip(names, panels, strict=True)
+        _panel(
+            f"{label}, {at}",
+            source,
+            mapper,
+            (str(down), rows),
+            (str(along), columns),
+            name=f"{name} {number}",
+        )
+        for number, (label, source) in enumerate(zip(names, panels, strict=True))
     ]
     layers = [str(number) for number in range(n_layers)]
     choices = [_choice("Layer", layers, f"{name} layer")] if n_layers > 1 else []
@@ -399,7 +410,13 @@ def _map(
 
 
 def _panel(
-    title: str, source: Any, mapper: Any, down: tuple[str, int], along: tuple[str, int]
+    title: str,
+    source: Any,
+    mapper: Any,
+    down: tuple[str, int],
+    along: tuple[str, int],
+    *,
+    name: str,
 ) -> Any:
     from bokeh.models import BasicTicker, FixedTicker, HoverTool, Range1d
 
@@ -408,14 +425,15 @@ def _panel(
     plot = _figure(
         310 if square else int(np.clip(20 * rows, 60, 260)) + 90,
         title,
+        name=name,
         x_range=Range1d(start=-0.5, end=columns - 0.5),
         y_range=Range1d(start=rows - 0.5, end=-0.5),
     )
     colour = {"field": "value", "transform": mapper}
     plot.rect("column", "row", 1, 1, source=source, fill_color=colour, line_color=colour)
     plot.grid.visible = False
-    for axis, size, name in ((plot.xaxis, columns, column_name), (plot.yaxis, rows, row_name)):
-        axis.axis_label = name
+    for axis, size, label in ((plot.xaxis, columns, column_name), (plot.yaxis, rows, row_name)):
+        axis.axis_label = label
         few = size <= _CELLS
         axis.ticker = FixedTicker(ticks=list(range(size))) if few else BasicTicker(min_interval=1)
     plot.add_tools(
