@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from mechicl.run import Run as Run
     from mechicl.run import open_run as open_run
     from mechicl.run import train as train
+    from mechicl.studies.report import report as report
     from mechicl.studies.study import Study as Study
     from mechicl.studies.study import open_study as open_study
     from mechicl.studies.study import study as study
@@ -20,6 +21,7 @@ _LAZY = {
     "Study": "mechicl.studies.study",
     "open_run": "mechicl.run",
     "open_study": "mechicl.studies.study",
+    "report": "mechicl.studies.report",
     "study": "mechicl.studies.study",
     "sweep": "mechicl.studies.sweep",
     "sweep_index": "mechicl.studies.sweep",
@@ -31,6 +33,7 @@ __all__ = [
     "__version__",
     "open_run",
     "open_study",
+    "report",
     "study",
     "sweep",
     "sweep_index",

@@ -29,7 +29,7 @@ def report(
 ) -> int:
     """Write one HTML page: verdicts, key figures, figures, sliders over training."""
     from mechicl.cli.remarks import remarks
-    from mechicl.studies import report as write
+    from mechicl.studies.report import report as write
 
     with remarks():
         done = write(source, out, probes=probe, forward=forward, attention=attention)

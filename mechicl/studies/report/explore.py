@@ -16,7 +16,7 @@ from mechicl.run import Run
 
 MOST_SEEDS = 8
 MOST_STEPS = 120
-_MOST_ENTRIES = {"KQ": 120_000, "OV": 120_000, "V": 60_000, "attention": 250_000}
+_MOST_ENTRIES = {"KQ": 100_000, "OV": 100_000, "V": 60_000, "attention": 220_000}
 _MOST_ATTENTION_STEPS = 60  # each is a forward pass of every seed
 _FEWEST_STEPS = 8
 _MOST_PANELS = 16

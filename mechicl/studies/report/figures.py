@@ -1,4 +1,4 @@
-"""Figures for a page: PNG of few colours, inside the page as text."""
+"""Figures for a page: PNG, inside the page as text."""
 
 from base64 import b64encode
 from collections.abc import Mapping
@@ -11,11 +11,10 @@ from PIL import Image as pillow
 
 from mechicl import plots
 
-BUDGET = 1_400_000
+BUDGET = 1_600_000
 """Bytes that the figures of a page take in it, at most but for what cannot be made smaller."""
 _DPI = 110
 _LEAST_DPI = 40
-_COLOURS = 256
 _BROAD = 1.7
 
 
@@ -35,8 +34,7 @@ class Image(NamedTuple):
 def embedded(results: Mapping[str, xr.Dataset]) -> tuple[dict[str, Image], str | None]:
     """Return the figure of each result, and what had to be done to make them fit.
 
-    They are drawn at 110 dots an inch in 256 colours of their own, and at fewer dots where they
-    would take more than `BUDGET`.
+    They are drawn at 110 dots an inch, and at fewer where they would take more than `BUDGET`.
     """
     drawn = {name: plots.draw(result) for name, result in results.items()}
     dpi = _DPI
@@ -53,10 +51,8 @@ def embedded(results: Mapping[str, xr.Dataset]) -> tuple[dict[str, Image], str |
 
 
 def _image(figure: Figure, dpi: int) -> Image:
-    drawn, reduced = BytesIO(), BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
-    with pillow.open(drawn) as image:
-        image.convert("RGB").quantize(_COLOURS).save(reduced, "PNG", optimize=True)
-        width, height = image.size
-    text = b64encode(reduced.getvalue()).decode()
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png", pil_kwargs={"optimize": True})
+    width, height = pillow.open(drawn).size
+    text = b64encode(drawn.getvalue()).decode()
     return Image(f"data:image/png;base64,{text}", width, height)

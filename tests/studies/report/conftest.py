@@ -7,7 +7,7 @@ import pytest
 
 import mechicl
 from mechicl.run import Run
-from mechicl.studies import Report, report
+from mechicl.studies.report import Report, report
 from tests.studies.report.pages import EVIL
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mechicl
-from mechicl.studies import Report
+from mechicl.studies.report import Report
 from tests.studies.report.browser import Opened, browser, opened
 
 

@@ -17,8 +17,7 @@ from mechicl import analyses, results
 from mechicl.analyses.summary import number_table, verdict_table
 from mechicl.errors import DamagedRunError, InputError, MechiclError, NothingToAnalyseError
 from mechicl.run import Run
-from mechicl.studies import Report, report
-from mechicl.studies.report import figures
+from mechicl.studies.report import Report, figures, report
 from tests.studies.report.pages import EVIL, Page
 
 FORWARD = [
@@ -260,7 +259,7 @@ def test_an_unfinished_run_and_one_that_diverged_say_so(
 
 def test_a_page_without_forward_passes_needs_no_torch(small_copy: Path) -> None:
     code = (
-        "import sys; from mechicl.studies import report\n"
+        "import sys; from mechicl.studies.report import report\n"
         f"report({str(small_copy)!r}, probes=['circuits', 'head_roles'], attention=False)\n"
         "print('imported:', *[m for m in ('torch', 'transformer_lens') if m in sys.modules])"
     )
