@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from mechicl.checkpoints import Checkpoint, TrajectoryWriter
+from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter
+from mechicl.stored import StoredRun
 from mechicl.training import Recipe, load_recipe
+from mechicl.training.loop import plan_run
 from tests import trajectories
 
 DEFAULTS: dict[str, Any] = {
@@ -26,7 +29,7 @@ def write(
     stop: int | None = None,
     **settings: object,
 ) -> Path:
-    """Write a run of two-head attention that ends at the scales ω and μ, from zero, linearly.
+    """Write a run of one-layer attention that ends at the scales ω and μ, from near 0, linearly.
 
     Parameters
     ----------
@@ -38,28 +41,22 @@ def write(
         Of the recipe, by key, over `DEFAULTS`.
     """
     recipe = recipe_of(**settings)
-    plan = _plan(recipe)
-    shape = (len(plan.seeds), recipe.model.n_heads)
-    ends = [np.broadcast_to(np.asarray(value, dtype=float), shape) for value in (omega, mu)]
-    progress = (plan.steps + 1.0)[None, :, None] / (plan.n_steps + 1.0)
-    scales = [value[:, None] * progress for value in ends]
-    scale = float(recipe.model.constants()["score_scale"][1])
-    made = trajectories.from_scales(*scales, d=recipe.task.d, score_scale=scale)
+    plan = plan_run(recipe)
+    made = _parameters(recipe, plan, omega, mu)
     config = {"recipe": recipe.settings(), "device": "cpu", "groups": [], "versions": {}}
     with TrajectoryWriter.create(path, plan, config, commit_seconds=3600) as writer:
-        for index, step in enumerate(plan.steps[:stop]):
-            before = plan.steps[index - 1] if index else 0
-            writer.add(
-                Checkpoint(
-                    parameters={
-                        name: made[name].values[:, index].astype(np.float32)
-                        for name in plan.parameters
-                    },
-                    loss=np.full((len(plan.seeds), step - before), 0.3, np.float32),
-                    diverged_at=np.full(len(plan.seeds), np.nan),
-                )
-            )
+        for index in range(len(plan.steps[:stop])):
+            writer.add(_checkpoint(plan, made, index))
     return path
+
+
+def checkpoint(
+    path: Path, index: int, omega: object = (0.18, -0.18), mu: object = (2.44, -2.44)
+) -> Checkpoint:
+    """Return a checkpoint of the run at `path`, to go on with."""
+    recipe = StoredRun(path).recipe
+    plan = plan_run(recipe)
+    return _checkpoint(plan, _parameters(recipe, plan, omega, mu), index)
 
 
 def recipe_of(**settings: object) -> Recipe:
@@ -67,7 +64,22 @@ def recipe_of(**settings: object) -> Recipe:
     return load_recipe("he2025-two-head-quick", DEFAULTS | settings)
 
 
-def _plan(recipe: Recipe) -> Any:
-    from mechicl.training.loop import plan_run
+def _parameters(recipe: Recipe, plan: Plan, omega: object, mu: object) -> xr.Dataset:
+    shape = (len(plan.seeds), recipe.model.n_heads)
+    ends = [np.broadcast_to(np.asarray(value, dtype=float), shape) for value in (omega, mu)]
+    progress = (plan.steps + 1.0)[None, :, None] / (plan.n_steps + 1.0)
+    scales = [value[:, None] * progress for value in ends]
+    scale = float(recipe.model.constants()["score_scale"][1])
+    return trajectories.from_scales(*scales, d=recipe.task.d, score_scale=scale)
 
-    return plan_run(recipe)
+
+def _checkpoint(plan: Plan, made: xr.Dataset, index: int) -> Checkpoint:
+    before = plan.steps[index - 1] if index else 0
+    n_seeds = len(plan.seeds)
+    return Checkpoint(
+        parameters={
+            name: made[name].values[:, index].astype(np.float32) for name in plan.parameters
+        },
+        loss=np.full((n_seeds, plan.steps[index] - before), 0.3, np.float32),
+        diverged_at=np.full(n_seeds, np.nan),
+    )

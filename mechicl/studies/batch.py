@@ -5,6 +5,7 @@ are in flight, whatever their number.
 """
 
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,14 @@ def connected(jobs: int, scheduler: str | None, timeout: float = _TIMEOUT) -> "I
 @contextmanager
 def _local(jobs: int) -> "Iterator[Client]":
     from dask.config import set as configured
-    from distributed import Client, LocalCluster
+    from distributed import Client, LocalCluster, WorkerPlugin
+
+    class Undisturbed(WorkerPlugin):
+        """Leaves an interrupt from the terminal to the process that asked, which ends workers."""
+
+        def setup(self, worker: object) -> None:
+            del worker
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     # A job that ends its worker is tried again by itself, once, and then given up.
     settings: dict[str, Any] = {
@@ -108,6 +116,7 @@ def _local(jobs: int) -> "Iterator[Client]":
         ) as cluster,
         Client(cluster) as client,
     ):
+        client.register_plugin(Undisturbed())
         yield client
 
 

@@ -53,10 +53,14 @@ def find_runs(
         once.setdefault(key, path)
     if twice:
         notify(f"given more than once, and kept once: {_listed(list(twice))}")
-    return sorted(
-        (path if isinstance(path, str) else path.absolute() for path in once.values()),
-        key=str,
-    )
+    return sorted((_absolute(path) for path in once.values()), key=str)
+
+
+def _absolute(path: Location) -> Location:
+    """Keep a link in a path, by which its user knows the run, but for one with `..` in it."""
+    if isinstance(path, str):
+        return path
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def _meant(given: str | Path, listed_in: Path | None, notify: Callable[[str], None]) -> list:

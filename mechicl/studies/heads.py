@@ -118,12 +118,13 @@ def _by_keys(*names: str) -> Callable[[xr.Dataset], xr.DataArray]:
 
     def places(last: xr.Dataset) -> xr.DataArray:
         dims = [dim for dim in last[names[0]].dims if dim in _LEADING]
+        known = [name for name in names if name in last]
         others = sorted(
             str(name)
             for name, each in last.data_vars.items()
             if {*each.dims} == {*dims, "head"} and name not in names
         )
-        keys = [key for name in (*names, *others) for key in _columns(last[name], dims)]
+        keys = [key for name in (*known, *others) for key in _columns(last[name], dims)]
         return _places(keys, last[names[0]], dims)
 
     return places

@@ -130,7 +130,8 @@ def _with_settings(result: xr.Dataset, runs: xr.Dataset) -> xr.Dataset:
     """Give a result the coordinates of its runs, but for those that it has of its own."""
     chosen = runs.sel(run=result["run"].values)
     taken = {*result.variables, *result.dims}
-    return result.assign_coords({k: v for k, v in chosen.coords.items() if k not in taken})
+    # Variables: coordinates of coordinates would come along, and take the place of the result's.
+    return result.assign_coords({k: v.variable for k, v in chosen.coords.items() if k not in taken})
 
 
 def study(
