@@ -26,9 +26,15 @@ def code_blocks(page: str) -> list[str]:
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+SAYS = {
+    "hook_into_a_checkpoint": "seed 3: not a head of each sign",
+    "patch_activations": "1.00 with all heads of them",
+}
+"""What each example finds on the run that tests share."""
+
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 1
+    assert {script.stem for script in EXAMPLES} == set(SAYS)
 
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
@@ -37,7 +43,7 @@ def test_examples_run(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(script), str(trained.path)])
     runpy.run_path(str(script), run_name="__main__")
-    assert "seed 3: not a head of each sign" in capsys.readouterr().out
+    assert SAYS[script.stem] in capsys.readouterr().out
 
 
 def test_the_readmes_notebook_runs(
