@@ -16,6 +16,7 @@ TITLES = {
     "floor": "The floor of a step",
     "store": "The store",
     "shell": "Waiting",
+    "studies": "Studies of many runs",
     "growth": "Cost as the work grows",
 }
 AXES = {"seeds": "seeds", "L": "context length L", "d": "dimension d", "H": "heads H"}

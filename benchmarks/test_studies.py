@@ -87,7 +87,7 @@ def test_a_study(
 
 
 def test_checkpoints_as_models(benchmark: object, report: Callable, runs: Path) -> None:
-    """A thousand checkpoints opened one after another, memory after the first ten and at the end."""
+    """A thousand checkpoints opened in turn; memory after the first ten and at the end."""
     run = mechicl.open_run(runs / "run-0000")
 
     def resident() -> float:

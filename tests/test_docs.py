@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shlex
 import shutil
 import sys
 import types
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import mechicl
 from mechicl import analyses, plots, schema
+from mechicl.cli import app
 from mechicl.run import Run
 from mechicl.training import recipe_names
 
@@ -22,6 +25,13 @@ ROOT = Path(__file__).parents[1]
 
 def code_blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def command(page: str, start: str) -> list[str]:
+    """The arguments of the one shell command of a page that begins so."""
+    lines = [line.strip() for line in (ROOT / page).read_text().splitlines()]
+    (found,) = [line for line in lines if line.startswith(start)]
+    return shlex.split(found, comments=True)[1:]
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -54,9 +64,24 @@ def test_the_readmes_notebook_runs(
     monkeypatch.chdir(tmp_path)
     blocks = code_blocks("README.md")
     assert len(blocks) == 2
+    done = CliRunner().invoke(app, command("README.md", "mechicl study 'runs/*'"))
+    assert done.exit_code == 0, done.stderr
     for block in blocks:
         code = block.replace("5000", "2000")  # the last step of the run that tests share
         exec(compile(code, "README.md", "exec"), {})
+
+
+def test_the_page_of_studies_works(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("demo", "other"):
+        shutil.copytree(trained.path, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    in_python, on_slurm = code_blocks("docs/studies.md")
+    made: dict[str, object] = {}
+    exec(compile(in_python, "docs/studies.md", "exec"), made)
+    assert made["study"].runs.sizes["run"] == 2
+    compile(on_slurm, "docs/studies.md", "exec")
 
 
 def test_the_probe_of_the_five_steps_works(trained: Run, monkeypatch: pytest.MonkeyPatch) -> None:
