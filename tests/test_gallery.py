@@ -158,6 +158,7 @@ def test_runs_are_those_of_reproduce(
         (["--seeds", "0"], "--seeds is a number from 1; given 0"),
         (["--scale", "papr"], "there is no scale of recipe 'he2025-four-head' 'papr'; did you"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["--out", __file__], "test_gallery.py is not a directory; give another path"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_trained(

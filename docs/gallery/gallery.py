@@ -23,7 +23,7 @@ from PIL import Image
 from mechicl.cli.progress import say, watch
 from mechicl.errors import MechiclError
 from mechicl.plots import style
-from mechicl.results import write_aside
+from mechicl.results import directory, write_aside
 from mechicl.studies.reproduce import run_directory
 from mechicl.studies.trained import trained
 from mechicl.training import load_recipe
@@ -89,10 +89,11 @@ def main(draw: Callable[[Runs], Figure]) -> None:
     # What is tried must not end up beside what is shown.
     rest = Path("runs/quick") if given.quick else None
     seeds = min(given.seeds or 2, 2) if given.quick else given.seeds
-    runs = Runs(given.runs or rest or Path("runs/reproduce"), seeds, given.scale, given.quick)
     try:
-        figure = draw(runs)
-        save(figure, (given.out or rest or script.parent) / f"{script.stem}.png", runs)
+        root = directory(given.runs or rest or Path("runs/reproduce"))
+        out = directory(given.out or rest or script.parent)
+        runs = Runs(root, seeds, given.scale, given.quick)
+        save(draw(runs), out / f"{script.stem}.png", runs)
     except MechiclError as error:
         say(f"{script.name}: {error}")
         sys.exit(error.exit_code)
