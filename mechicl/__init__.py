@@ -7,6 +7,7 @@ from mechicl.version import __version__
 
 if TYPE_CHECKING:
     from mechicl.run import Run as Run
+    from mechicl.run import import_run as import_run
     from mechicl.run import open_run as open_run
     from mechicl.run import train as train
     from mechicl.studies.report import report as report
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Run": "mechicl.run",
     "Study": "mechicl.studies.study",
+    "import_run": "mechicl.run",
     "open_run": "mechicl.run",
     "open_study": "mechicl.studies.study",
     "report": "mechicl.studies.report",
@@ -31,6 +33,7 @@ __all__ = [
     "Run",
     "Study",
     "__version__",
+    "import_run",
     "open_run",
     "open_study",
     "report",

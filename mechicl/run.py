@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -18,6 +18,9 @@ from mechicl.stored import StoredRun
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.devices import require_device
 from mechicl.version import __version__
+
+if TYPE_CHECKING:
+    from mechicl.importers.mapping import MappingLike
 
 RunLike: TypeAlias = "Run | str | Path"
 
@@ -70,6 +73,65 @@ def train(
     from mechicl.training.loop import train as train_loop
 
     train_loop(chosen, run_dir, **options)
+    return open_run(run_dir)
+
+
+def import_run(
+    checkpoints: str | Path | Mapping[int, str | Path],
+    out: str | Path,
+    *,
+    recipe: str | Path | Recipe,
+    mapping: "MappingLike",
+    overrides: Mapping[str, Any] | None = None,
+    scale: str | None = None,
+    **options: Any,
+) -> "Run":
+    """Make a run of checkpoints that others trained with PyTorch, and open it.
+
+    Their model must be the same function as one of ours, which is checked: outputs of theirs are
+    compared with ours in a forward pass, at one checkpoint at least. `docs/import.md` is of it.
+
+    Parameters
+    ----------
+    checkpoints
+        A folder with a file a step (`step-000500.pt`, `checkpoint-500/model.safetensors`); one with
+        a folder a seed (`seed0`, `seed1`); or folders by seed. All seeds have the same steps.
+    out
+        Run directory. It is there whole or not at all.
+    recipe, overrides, scale
+        As `train` takes them. Its task and model count; how it trains is not that of this run, and
+        is left out.
+    mapping
+        Which of their tensors is which parameter: name of a built-in mapping, path of a YAML file,
+        or its settings as a dict.
+    **options
+        - `outputs`: a file (`.npz`, `.safetensors`, `.pt`), or a mapping of arrays, with `inputs`,
+          `outputs`, and `step` and `seed` where there are several; or a list of these.
+        - `check`: their module instead, into which state dicts are loaded, or a function
+          `(state dict, inputs) -> outputs`; it is asked at the first, middle and last checkpoint.
+        - `unchecked`: True goes without either.
+        - `tolerance`: largest difference of an output over the standard deviation of theirs, 1e-4.
+        - `losses`: CSV with the columns `step`, `loss`, and `seed` where there are several.
+        - `key`: where in a file the state dict is, dotted.
+        - `step_pattern`, `step_field`: a regular expression that finds the step in a name, or the
+          name of the field in a file that has it.
+        - `overwrite`: replace the run that is there.
+        - `notify`: called with each remark worth a line.
+
+    Raises
+    ------
+    InputError
+        For files that cannot be read, names, shapes and steps that do not fit, all at once; and
+        where outputs differ, saying by how much and what would match.
+    RunLockedError
+        If another process is writing the run that is to be replaced.
+    """
+    chosen = load_recipe(recipe, overrides, scale=scale)
+    run_dir = local_directory(out)
+
+    from mechicl.importers.importing import import_checkpoints
+
+    import_checkpoints(checkpoints, chosen, run_dir, mapping=mapping, **options)
     return open_run(run_dir)
 
 

@@ -13,13 +13,13 @@ from safetensors.numpy import save as to_safetensors
 
 from mechicl.checkpoints import load, read_config, read_trajectory
 from mechicl.checkpoints.files import write_file
-from mechicl.checkpoints.layout import CONFIG, TRAJECTORY, resume_step
+from mechicl.checkpoints.layout import CONFIG, ORIGIN, TRAJECTORY, resume_step
 from mechicl.checkpoints.reader import is_url
 from mechicl.config import Config
 from mechicl.errors import DamagedRunError, InputError, MechiclError, integer
 from mechicl.paths import local_file, path_text
 from mechicl.tasks import Task
-from mechicl.training import settings_digest, stored_recipe
+from mechicl.training import ImportedRecipe, Recipe, settings_digest, stored_recipe
 from mechicl.version import __version__
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class StoredRun:
         seeds = [
             f"{seed}: diverged at step {diverged[seed]}"
             if seed in diverged
-            else f"{seed}: {loss:.4f}"
+            else f"{seed}: {f'{loss:.4f}' if loss == loss else 'not known'}"
             for seed, loss in zip(self.seeds.tolist(), losses, strict=True)
         ]
         versions = self.config.get("versions")
@@ -124,12 +124,11 @@ class StoredRun:
             "recipe": f"{recipe.name}: {recipe.description}",
             "task": _words(recipe.task),
             "model": _words(recipe.model),
-            "optimizer": _words(recipe.optimizer),
-            "batch size": str(recipe.batch_size),
+            **_of_training(recipe),
             "checkpoints": f"{attrs['n_saved']} of {attrs['n_planned']}, {state}",
             "steps": f"{self.steps[0]} to {self.steps[-1]} of {recipe.n_steps}",
             "loss by seed": ", ".join(seeds),
-            "trained on": f"{self.config.get('device')}, mechicl {written_by}",
+            **_of_origin(self.config, written_by),
             "digest": attrs["run_digest"],
         }
 
@@ -359,6 +358,36 @@ def _words(config: Config) -> str:
     settings = config.model_dump(exclude_none=True)
     name = settings.pop("name")
     return f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items())
+
+
+def _of_training(recipe: Recipe | ImportedRecipe) -> dict[str, str]:
+    """Say how mechicl trained it, if it did."""
+    if isinstance(recipe, ImportedRecipe):
+        return {}
+    return {"optimizer": _words(recipe.optimizer), "batch size": str(recipe.batch_size)}
+
+
+def _of_origin(config: dict[str, Any], written_by: str | None) -> dict[str, str]:
+    """Say what it was trained on, or where it was imported from and how that was checked."""
+    origin = config.get(ORIGIN)
+    if not isinstance(origin, dict):
+        return {"trained on": f"{config.get('device')}, mechicl {written_by}"}
+    files = [path for paths in origin["files"].values() for path in paths]
+    check, checked = origin["check"], "no: nothing was compared, and the mapping may be wrong"
+    if check:
+        worst = max(each["error"] for each in check["checkpoints"])
+        checked = (
+            f"outputs of {len(check['checkpoints'])} checkpoints, by {', '.join(check['by'])}; "
+            f"largest difference {worst:.1e} of their standard deviation, allowed "
+            f"{check['tolerance']:g}"
+        )
+    about = {
+        "trained by": f"others, not known how; imported by mechicl {written_by}",
+        "imported from": f"{len(files)} files, {files[0]} to {files[-1]}",
+        "mapping": str(origin["mapping"].get("name") or "without a name"),
+        "checked": checked,
+    }
+    return about | ({"remarks": "; ".join(origin["remarks"])} if origin["remarks"] else {})
 
 
 def _integers(name: str, given: Any) -> list[int]:

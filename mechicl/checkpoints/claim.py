@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from shutil import rmtree
 
 from filelock import FileLock, Timeout
 
-from mechicl.checkpoints.files import PARTIAL, write_file
+from mechicl.checkpoints.files import PARTIAL, sync_directory, write_file
 from mechicl.checkpoints.layout import (
     ANALYSES,
     CONFIG,
@@ -81,6 +82,44 @@ def remove_replaced(run: Path) -> None:
     """Delete what was replaced by the run that is here, which has begun."""
     for replaced in run.glob(REPLACED + "*"):
         rmtree(replaced)
+
+
+@contextmanager
+def staged(run: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Yield a new directory to write a run into, which takes the place of `run` if all goes well.
+
+    Until then `run`, locked, keeps what is in it. Whatever is raised leaves it so, and removes the
+    new directory, which lies beside it.
+
+    Raises
+    ------
+    InputError, RunLockedError, MechiclError
+        As `require_free` and `RunLock`, before anything is yielded.
+    """
+    run = run.resolve()
+    require_free(run, overwrite=overwrite)
+    is_new = not run.exists()
+    with explained(f"cannot make the directory {run}"):
+        run.mkdir(parents=True, exist_ok=True)
+    lock, done = RunLock(run), False
+    aside = run.with_name(f".{run.name}.{uuid.uuid4().hex}")
+    try:
+        require_free(run, overwrite=overwrite)
+        yield aside
+        lock.require()
+        with explained(f"cannot put the run in its place, {run}"):
+            if (run / CONFIG).exists() or (run / TRAJECTORY).exists():
+                set_aside(run)
+            for name in (CONFIG, TRAJECTORY):
+                (aside / name).rename(run / name)
+            sync_directory(run)
+            remove_replaced(run)
+        done = True
+    finally:
+        rmtree(aside, ignore_errors=True)
+        if is_new and not done:
+            rmtree(run, ignore_errors=True)
+        lock.release()
 
 
 class RunLock:

@@ -16,6 +16,7 @@ from mechicl.checkpoints.chunks import Chunk, ChunkError, Fault, chunk_at, read_
 from mechicl.checkpoints.findings import Finding, Kind, Severity
 from mechicl.checkpoints.layout import (
     CONFIG,
+    ORIGIN,
     TRAJECTORY,
     is_constant,
     resume_step,
@@ -53,6 +54,8 @@ class Inspection:
         Whether it is known how many checkpoints are whole.
     diverged_at
         Of each seed; None where that is lost.
+    imported
+        Whether mechicl imported the run: it has no optimiser state, and losses that are not known.
     """
 
     def __init__(self, run: Path) -> None:
@@ -155,8 +158,10 @@ class Inspection:
     def _config(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Find what is wrong with the configuration; return the recipe in it, if there is one."""
         path = self.run / CONFIG
+        self.imported = False
         try:
-            recipe = parse_config(self.run).get("recipe")
+            config = parse_config(self.run)
+            recipe, self.imported = config.get("recipe"), ORIGIN in config
         except DamagedRunError as error:
             text = str(error).removeprefix(f"{path} ").partition("\n")[0]
             self.find(fault_of(path)[0], CONFIG, text)
@@ -238,6 +243,8 @@ class Inspection:
                 return 0
             text = f"is {int(stored)}, of {self.steps.size} checkpoints planned"
             self.find("disagrees", self._first_file("n_saved"), text, "n_saved")
+        if self.imported:  # it came whole
+            return self.steps.size
         committed = [
             step
             for path in self.run.iterdir()
@@ -345,6 +352,8 @@ def fault_of(path: Path) -> tuple[Fault, str]:
 def _scheduled(recipe: dict[str, Any]) -> np.ndarray | None:
     """Return the steps that a recipe says are saved, None where it does not say."""
     try:
+        if "steps" in recipe:  # as of a run that was imported
+            return np.array([int(step) for step in recipe["steps"]], dtype=np.int64)
         schedule = Schedule.model_validate(recipe["checkpoints"])
         return schedule.steps(int(recipe["n_steps"]))
     except (KeyError, ValueError, TypeError, pydantic.ValidationError):

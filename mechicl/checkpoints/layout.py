@@ -51,6 +51,9 @@ VARYING = ("seed", "step", "log_step")
 RESERVED = ("seed", "step", "log_step", "loss", "diverged_at", "n_saved")
 RESERVED_ATTRS = ("schema_version", "mechicl_version", "n_saved", "n_planned", "complete")
 
+ORIGIN = "origin"
+"""Key of `config.yaml` that runs have which mechicl imported: where their checkpoints are from."""
+
 INDECISIVE = frozenset({"name", "description"})
 """Settings of a recipe that decide no number."""
 

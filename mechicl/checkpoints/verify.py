@@ -66,7 +66,8 @@ class _Verification(Inspection):
         self._parameters()
         self._loss()
         self._constants()
-        self._resume()
+        if not self.imported:
+            self._resume()
         if not (was_written or is_written(run)):
             self._leftovers()
 
@@ -177,7 +178,8 @@ class _Verification(Inspection):
                 block = self.read("loss", chunk, self.seeds[rows], steps)
                 if block is None or self.diverged_at is None:
                     continue
-                bad = ~np.isfinite(block[:, : steps.size])
+                known = block[:, : steps.size]
+                bad = np.isinf(known) if self.imported else ~np.isfinite(known)
                 bad &= ~(steps[None] >= self.diverged_at[rows, None])
                 for seeds, at in _grouped(bad, self.seeds[rows], steps):
                     text = "is not finite before the seed diverged, if it did"

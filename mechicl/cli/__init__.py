@@ -17,6 +17,7 @@ from mechicl.cli import (
     analyze,
     export,
     hooks,
+    import_,
     info,
     lists,
     report,
@@ -79,11 +80,13 @@ app.command()(analyze.analyze)
 app.command()(info.info)
 app.command()(hooks.hooks)
 app.command()(export.export)
+app.command("import")(import_.import_)
 app.command()(verify.verify)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(lists.recipes)
 app.command()(lists.probes)
+app.command()(lists.mappings)
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`mechicl recipes` and `mechicl probes`: what there is."""
+"""`mechicl recipes`, `mechicl probes` and `mechicl mappings`: what there is."""
 
 import inspect
 from typing import Annotated
@@ -56,3 +56,26 @@ def probes(
     ]
     show("results", ["variable", "dims", "unit", "meaning"], rows)
     print("Source: " + "; ".join(probe.references))
+
+
+def mappings(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this mapping whole, to start from.")
+    ] = None,
+) -> None:
+    """List the mappings that `mechicl import` has built in, or show one as YAML."""
+    import yaml
+
+    from mechicl.cli.tables import show
+    from mechicl.importers.mapping import OURS, mapping_names, mapping_text
+
+    if name is not None:
+        print(mapping_text(name).rstrip())
+        return
+    texts = {OURS: "our own names and axes, as mechicl export writes them"}
+    texts |= {
+        each: yaml.safe_load(mapping_text(each))["description"]
+        for each in mapping_names()
+        if each != OURS
+    }
+    show("mappings", ["name", "what it is of"], [[each, texts[each]] for each in mapping_names()])

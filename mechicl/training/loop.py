@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from mechicl.checkpoints import Checkpoint, Plan, TrajectoryWriter, read_config
+from mechicl.checkpoints.layout import ORIGIN
 from mechicl.errors import DamagedRunError, InputError
 from mechicl.models.evaluate import one_thread_an_operation
 from mechicl.training.compilation import compiled_step
 from mechicl.training.devices import require_device
+from mechicl.training.experiment import ImportedRecipe
 from mechicl.training.preflight import check_room
 from mechicl.training.recipe import Recipe, stored_recipe
 from mechicl.training.step import State, Step, in_order, initial_state, make_step
@@ -147,13 +149,14 @@ def _partition(n_seeds: int, n_workers: int) -> list[list[int]]:
     return [part.tolist() for part in parts]
 
 
-def plan_run(recipe: Recipe) -> Plan:
+def plan_run(recipe: Recipe | ImportedRecipe) -> Plan:
     """Return what a run of `recipe` will store."""
+    imported = isinstance(recipe, ImportedRecipe)
     return Plan(
         parameters=recipe.model.parameters(recipe.task),
         sizes=recipe.model.sizes(recipe.task),
         seeds=recipe.seeds,
-        steps=recipe.checkpoints.steps(recipe.n_steps),
+        steps=np.array(recipe.steps) if imported else recipe.checkpoints.steps(recipe.n_steps),
         constants={**recipe.task.constants(), **recipe.model.constants()},
         attrs={
             "run_digest": recipe.digest,
@@ -166,17 +169,18 @@ def plan_run(recipe: Recipe) -> Plan:
 
 def run_config(recipe: Recipe, groups: list[list[int]], device: str) -> dict[str, Any]:
     """Return what `config.yaml` will say: recipe, device, groups of seeds, versions."""
-    versions = {name: version(name) for name in _LIBRARIES}
     return {
         "recipe": recipe.settings(),
         "device": device,
         "groups": groups,
-        "versions": {
-            "mechicl": __version__,
-            "python": platform.python_version(),
-            **versions,
-        },
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of mechicl, Python and the libraries that numbers may depend on."""
+    libraries = {name: version(name) for name in _LIBRARIES}
+    return {"mechicl": __version__, "python": platform.python_version(), **libraries}
 
 
 def _check_resumable(
@@ -184,6 +188,11 @@ def _check_resumable(
 ) -> list[list[int]]:
     """Return the groups that the run was begun with; refuse a recipe that is not its own."""
     config: dict[str, Any] = read_config(run_dir)
+    if ORIGIN in config:
+        raise InputError(
+            f"the run in {run_dir} was imported: mechicl did not train it and has no optimiser "
+            "state of it, so there is nothing to resume; train into another directory"
+        )
     missing = [key for key in ("groups", "device", "versions") if key not in config]
     if missing:
         raise DamagedRunError(f"{run_dir}/config.yaml lacks {', '.join(missing)}; restore it")

@@ -1,6 +1,6 @@
 """Recipes: everything that decides what is trained, from a YAML file and the settings over it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -10,12 +10,12 @@ import pydantic
 
 from mechicl import models, tasks
 from mechicl.checkpoints import Schedule
-from mechicl.checkpoints.layout import INDECISIVE, settings_digest
+from mechicl.checkpoints.layout import ORIGIN
 from mechicl.config import Config, parse_yaml, read_yaml
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
+from mechicl.training.experiment import MOST_STEPS, Experiment, ImportedRecipe, leaves
 
 _PACKAGE = "mechicl.recipes"
-_NOT_SET = object()
 
 
 class OptimizerConfig(Config):
@@ -52,8 +52,8 @@ class OptimizerConfig(Config):
     clip_norm: Annotated[float, pydantic.Field(gt=0)] | None = None
 
 
-class Recipe(Config):
-    """One experiment: a model trained on a task, for one or more seeds.
+class Recipe(Experiment):
+    """One experiment that mechicl trains: a model on a task, for one or more seeds.
 
     Attributes
     ----------
@@ -61,6 +61,8 @@ class Recipe(Config):
         What the recipe is called (the name of its run directory), and what it shows, in a line.
     task, model
         A registered task and architecture, each a mapping with `name` and its settings.
+    seeds
+        One independent model and data stream each.
     optimizer, batch_size, n_steps
         How it is trained. Steps are counted in float32, as far as that is exact: to 2²⁴.
     training_set
@@ -70,49 +72,16 @@ class Recipe(Config):
     dropout_on
         Whether a model's dropout acts on every batch, or on the first of each epoch alone (as in
         the code of yuksel2026).
-    seeds
-        One independent model and data stream each.
     checkpoints
         Which steps are stored.
     """
 
-    name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    description: str = ""
-    task: pydantic.SerializeAsAny[tasks.Task]
-    model: pydantic.SerializeAsAny[models.Model]
     optimizer: OptimizerConfig = OptimizerConfig()
     batch_size: Annotated[int, pydantic.Field(ge=1)] = 256
-    n_steps: Annotated[int, pydantic.Field(ge=1, le=2**24)] = 10_000
+    n_steps: Annotated[int, pydantic.Field(ge=1, le=MOST_STEPS)] = 10_000
     training_set: Annotated[int, pydantic.Field(ge=1)] | None = None
     dropout_on: Literal["every_batch", "first_batch"] = "every_batch"
-    seeds: tuple[Annotated[int, pydantic.Field(ge=0, lt=2**63)], ...] = (0,)
     checkpoints: Schedule = Schedule()
-
-    @pydantic.field_validator("task", mode="before")
-    @classmethod
-    def _task_by_name(cls, given: object) -> object:
-        return _by_name(given, tasks.get, tasks.Task)
-
-    @pydantic.field_validator("model", mode="before")
-    @classmethod
-    def _model_by_name(cls, given: object) -> object:
-        return _by_name(given, models.get, models.Model)
-
-    @pydantic.field_validator("seeds")
-    @classmethod
-    def _seeds_differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if not seeds:
-            raise ValueError("must have at least 1 seed")
-        if len(set(seeds)) != len(seeds):
-            raise ValueError("seeds repeat; each is a model of its own")
-        return seeds
-
-    @pydantic.model_validator(mode="after")
-    def _model_reads_task(self) -> "Recipe":
-        refusal = self.model.refusal(self.task)
-        if refusal is not None:
-            raise ValueError(refusal)
-        return self
 
     @pydantic.model_validator(mode="after")
     def _epochs_are_there(self) -> "Recipe":
@@ -138,56 +107,6 @@ class Recipe(Config):
     def _schedule_fits(self) -> "Recipe":
         self.checkpoints.steps(self.n_steps)  # says what does not fit
         return self
-
-    def settings(self) -> dict[str, Any]:
-        """Return the whole recipe, defaults included, as plain JSON types."""
-        return self.model_dump(mode="json")
-
-    def flat(self) -> dict[str, Any]:
-        """Return the settings by dotted key, `model.n_heads`; a list is one value."""
-        return dict(_leaves(self.settings()))
-
-    @property
-    def digest(self) -> str:
-        """Short hash of what decides the numbers: all settings but name and description."""
-        return settings_digest(self.settings())
-
-    def differences(self, other: "Recipe") -> list[str]:
-        """Return each setting in which `other` differs, as `key: ours -> theirs`.
-
-        A setting that one of the two has not is "not set"; one that is a mapping in one of them
-        alone is told as a whole.
-        """
-        changed = sorted(_differences(self.settings(), other.settings()))
-        return [text for key, text in changed if key not in INDECISIVE]
-
-
-def _by_name(given: object, find: Any, base: type) -> object:
-    if isinstance(given, base) or not isinstance(given, Mapping):
-        return given
-    if "name" not in given:
-        raise ValueError("name is required")
-    return find(given["name"]).model_validate({**given, "name": canonical(given["name"])})
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _differences(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, str]]:
-    for key in {**ours, **theirs}:
-        mine, other = ours.get(key, _NOT_SET), theirs.get(key, _NOT_SET)
-        if isinstance(mine, Mapping) and isinstance(other, Mapping):
-            yield from _differences(mine, other, f"{prefix}{key}.")
-        elif mine != other:
-            said = ("not set" if value is _NOT_SET else repr(value) for value in (mine, other))
-            yield f"{prefix}{key}", f"{prefix}{key}: " + " -> ".join(said)
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -281,10 +200,14 @@ def _replaced(settings: dict[str, Any], overrides: Mapping[str, Any]) -> dict[st
     return settings
 
 
-def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe:
-    """Return the recipe in a run's config; raise DamagedRunError naming `where` if it is none."""
+def stored_recipe(config: Mapping[str, Any], where: object) -> Recipe | ImportedRecipe:
+    """Return the recipe in a run's config; raise DamagedRunError naming `where` if it is none.
+
+    That of a run that was imported says nothing of training.
+    """
+    kind = ImportedRecipe if ORIGIN in config else Recipe
     try:
-        return Recipe.model_validate(config["recipe"])
+        return kind.model_validate(config["recipe"])
     except KeyError:
         raise DamagedRunError(f"{where} has no recipe; restore it") from None
     except (pydantic.ValidationError, InputError) as error:
@@ -331,7 +254,7 @@ def _known(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _full_key(given: str, settings: Mapping[str, Any]) -> str:
-    leaves = dict(_leaves(settings))
+    leaves = dict(leaves(settings))
     wanted = _canonical(given)
     if wanted is None:
         raise unknown("setting", given, leaves)
