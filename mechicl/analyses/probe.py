@@ -264,7 +264,7 @@ class Probe:
         """Return why this probe does not apply to `trajectory`, or None if it does."""
         missing = self._missing(trajectory)
         if missing:
-            return f"the run has no {', '.join(missing)}"
+            return f"the run has no {', '.join(missing)}{self._norms(trajectory)}"
         for name, var in self.reads.items():
             found = trajectory[name].dims if name in trajectory.variables else var.dims
             if set(found) != set(var.dims):
@@ -273,6 +273,16 @@ class Probe:
                     f"probe reads one of axes {', '.join(var.dims) or 'none'}"
                 )
         return self.applies(trajectory)
+
+    def _norms(self, trajectory: xr.Dataset) -> str:
+        """Say of a probe of weights that layer norms stand between these."""
+        norms = [name for name in ("ln1_w", "ln2_w") if name in trajectory.variables]
+        if not norms or "W_Q" not in self.needs:
+            return ""
+        return (
+            f"; and its blocks have layer norms ({', '.join(norms)}), so that products of its "
+            "weights are not the maps that this probe reads"
+        )
 
     def _missing(self, trajectory: xr.Dataset) -> list[str]:
         return [name for name in self.needs if name not in trajectory.variables]

@@ -102,9 +102,13 @@ def staged(run: Path, *, overwrite: bool) -> Iterator[Path]:
     with explained(f"cannot make the directory {run}"):
         run.mkdir(parents=True, exist_ok=True)
     lock, done = RunLock(run), False
-    aside = run.with_name(f".{run.name}.{uuid.uuid4().hex}")
+    prefix = f".{run.name}.new-"
+    aside = run.with_name(prefix + uuid.uuid4().hex)
     try:
         require_free(run, overwrite=overwrite)
+        for path in run.parent.iterdir():
+            if path.name.startswith(prefix):  # of a process that was killed: it had this lock
+                rmtree(path, ignore_errors=True)
         yield aside
         lock.require()
         with explained(f"cannot put the run in its place, {run}"):

@@ -165,18 +165,32 @@ class ForwardPass:
         error = self.error(self.model, parameters, given)
         untested = frozenset()
         if error <= self.tolerance:
-            few = given._replace(
-                inputs=inputs[:N_PROMPTS], outputs=self._ours(parameters, given, N_PROMPTS)
-            )
-            rng = np.random.default_rng(0)
-            untested = frozenset(
-                name
-                for name, values in parameters.items()
-                if self._spread(few) == 0
-                or self.error(self.model, {**parameters, name: _altered(values, rng)}, few)
-                <= self.tolerance
-            )
+            untested = self._untested(parameters, inputs[:N_PROMPTS])
         return Comparison(seed, step, len(inputs), error, untested)
+
+    def _untested(self, parameters: Arrays, inputs: np.ndarray) -> frozenset[str]:
+        """Return the parameters that may be altered without a change of the predictions."""
+        rng = np.random.default_rng(0)
+        as_is = evaluate(self.model, self.task, parameters, inputs)
+        limit = self.tolerance * float(as_is.std(dtype=np.float64))
+
+        def change(name: str) -> float:
+            altered = {**parameters, name: _altered(parameters[name], rng)}
+            return float(np.abs(evaluate(self.model, self.task, altered, inputs) - as_is).max())
+
+        return frozenset(name for name in parameters if change(name) <= limit)
+
+    def of_predictions(self, given: Outputs, n: int) -> Outputs:
+        """Return the predictions in outputs that are all that a model gives, of the first `n`."""
+        few = given._replace(inputs=given.inputs[:n], outputs=given.outputs[:n])
+        if self._are_predictions(few.outputs):
+            return few
+        answers = self.model.answers(self.task, torch.from_numpy(np.array(few.outputs)))
+        return few._replace(outputs=answers.numpy())
+
+    def _are_predictions(self, outputs: np.ndarray) -> bool:
+        predictions = tuple(self.task.prediction_sizes.values())
+        return outputs.shape[1:] in (predictions, (*predictions, 1))
 
     def error(self, model: Model, parameters: Arrays, given: Outputs) -> float:
         """Return the largest difference over the standard deviation of theirs; infinite for NaN."""
@@ -196,9 +210,7 @@ class ForwardPass:
         """Return our predictions, or all that the hooked model gives, as `outputs` is shaped."""
         model = self.model if model is None else model
         inputs = self._inputs(given)[:n]
-        predictions = tuple(self.task.prediction_sizes.values())
-        shape = given.outputs.shape[1:]
-        if shape in (predictions, (*predictions, 1)):
+        if self._are_predictions(given.outputs):
             return evaluate(model, self.task, parameters, inputs)
         return self._whole(model, parameters, inputs)
 

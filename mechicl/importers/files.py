@@ -16,7 +16,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "model_state", "module", 
 """Fields in which training loops keep a state dict beside the step and the optimiser."""
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
-_GLOBAL = re.compile(r"Unsupported (?:global|operand|class)[^A-Za-z]*(?:GLOBAL )?([\w.]+)")
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _WRAPPED = ("module.", "_orig_mod.")
 
 
@@ -88,10 +88,11 @@ def _is_safetensors(path: Path) -> bool:
         raise InputError(f"{path} is empty: it is no checkpoint")
     if path.suffix == ".safetensors":
         return True
-    if head.startswith((_ZIP, _PICKLE)):
-        return False
+    # First, for the length of a header may begin like a pickle; no pickle is as long as this says.
     if len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < size:
         return True
+    if head.startswith((_ZIP, _PICKLE)):
+        return False
     raise InputError(
         f"{path} is not a checkpoint: it is neither a safetensors file nor one of torch.save"
     )
@@ -127,20 +128,22 @@ def _read_torch(path: Path) -> dict[str, Any]:
 
 
 def _unsafe(path: Path, error: Exception) -> InputError:
-    if str(error).startswith(("pickle data was truncated", "invalid load key")):
-        return _broken(path, error)
-    names = dict.fromkeys(_GLOBAL.findall(str(error)))
+    reason = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+    names = dict.fromkeys(_GLOBAL.findall(reason))
+    if not names and "Unsupported" not in reason:
+        return _broken(path, reason)
     what = f" ({', '.join(names)})" if names else ""
+    arrays = " (NumPy arrays and numbers in it as tensors)" if "numpy" in what else ""
     return InputError(
         f"{path} is a pickle with more in it than tensors and plain values{what}: opening it could "
         "run whatever code is in it, so mechicl does not. Where you trust it, with the code that "
         "wrote it, save the weights alone: torch.save(model.state_dict(), ...) or "
-        "safetensors.torch.save_file(model.state_dict(), ...), and import those"
+        f"safetensors.torch.save_file(model.state_dict(), ...){arrays}, and import those"
     )
 
 
-def _broken(path: Path, error: Exception) -> InputError:
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+def _broken(path: Path, error: object) -> InputError:
+    reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
     return InputError(
         f"{path} cannot be read: it is cut short, altered, or no checkpoint ({reason})"
     )

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from mechicl.checkpoints import Checkpoint, TrajectoryWriter
 from mechicl.checkpoints.claim import require_free, staged
 from mechicl.checkpoints.layout import ORIGIN
-from mechicl.errors import InputError
+from mechicl.errors import InputError, MechiclError
 from mechicl.importers.check import (
     TOLERANCE,
     Asked,
@@ -32,6 +32,7 @@ from mechicl.importers.suspects import suspects
 from mechicl.importers.translate import Translator
 from mechicl.training import ImportedRecipe, Recipe
 from mechicl.training.loop import plan_run, versions
+from mechicl.training.preflight import check_disk
 
 _FEW = 5
 _DIGEST = 16
@@ -134,11 +135,20 @@ def import_checkpoints(
         },
         "versions": versions(),
     }
-    with staged(run_dir, overwrite=overwrite) as place:
-        plan = plan_run(imported)
-        with TrajectoryWriter.create(place, plan, config) as writer:
+    plan = plan_run(imported)
+    check_disk(plan, run_dir)
+    try:
+        with (
+            staged(run_dir, overwrite=overwrite) as place,
+            TrajectoryWriter.create(place, plan, config) as writer,
+        ):
             for checkpoint in _checkpoints(sources, key, translator, looked, logged.values):
                 writer.add(checkpoint)
+    except MechiclError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        why = error.__cause__.strerror or error.__cause__
+        raise MechiclError(f"cannot write {run_dir}: {why}; nothing was imported") from error
 
 
 def _require_a_check(

@@ -286,7 +286,9 @@ def _parsed(source: Any, declared: Mapping[str, Var]) -> WeightMapping:
         raise InputError(f"mapping {name!r}: parameters are rules by our names, as in {_EXAMPLE}")
     for key in rules:
         if key not in declared:
-            raise unknown(f"parameter of the model, which mapping {name!r} has,", key, declared)
+            raise InputError(
+                f"mapping {name!r}: {unknown('parameter of the model', key, declared)}"
+            )
     merged = {k: dict(rule) for k, rule in base.get("parameters", {}).items() if k in declared}
     for key, rule in rules.items():
         replaces = "fill" in rule or "fill" in merged.get(key, {})

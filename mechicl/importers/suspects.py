@@ -12,6 +12,7 @@ from mechicl.importers.translate import Translator
 from mechicl.models import Model
 
 _MOST = 3  # matches that are told
+_PROMPTS = 16  # that each is tried on
 _QKVO = ("W_Q", "W_K", "W_V", "W_O")
 _GROUPS = (_QKVO, ("W_Q", "W_K", "W_V"), ("W_Q", "W_K"), ("W_V", "W_O"))
 
@@ -25,7 +26,10 @@ def suspects(
     exchanged, fused parts in another order or interleaved with heads, each with the usual factors
     on scores.
     """
-    matches = list(itertools.islice(_matching(mapping, forward, state, given), _MOST))
+    few = forward.of_predictions(given, _PROMPTS)
+    matches = list(itertools.islice(_matching(mapping, forward, state, few), _MOST))
+    if "" in matches:
+        return "the predictions match, and what is given elsewhere does not"
     if matches:
         return "it would match with " + "; or with ".join(matches)
     return (

@@ -15,11 +15,8 @@ _BESIDE = 8  # the run directory, config, lock, and resume files, old and new, o
 _PROMPT_COPIES = 4  # the embedded prompts, and what forward and gradient keep of them
 
 
-def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
-    """Raise InputError if the run needs more disk, files or memory than there is.
-
-    Memory is estimated from below: blocks of normals for every seed, and a few copies of one batch.
-    """
+def check_disk(plan: Plan, run_dir: Path) -> None:
+    """Raise InputError if the run needs more disk or files than there is."""
     place = os.statvfs(_existing(run_dir))
     entries = plan.n_files + plan.n_folders + _BESIDE
     needed, free = plan.nbytes + _DISK_BLOCK * entries, place.f_frsize * place.f_bavail
@@ -33,6 +30,14 @@ def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
             f"the run would make {entries} files and folders in {run_dir}, where "
             f"{place.f_favail} are left; store fewer checkpoints, or give another directory"
         )
+
+
+def check_room(recipe: Recipe, plan: Plan, run_dir: Path) -> None:
+    """Raise InputError if the run needs more disk, files or memory than there is.
+
+    Memory is estimated from below: blocks of normals for every seed, and a few copies of one batch.
+    """
+    check_disk(plan, run_dir)
     numbers = recipe.task.n_normals + recipe.model.n_dropout(recipe.task)
     step = recipe.prompts_a_step * numbers * (_BLOCKS * block_steps(recipe) + _PROMPT_COPIES)
     kept = (recipe.training_set or 0) * recipe.task.n_normals
