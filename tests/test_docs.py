@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import mechicl
@@ -35,12 +36,15 @@ def command(page: str, start: str) -> list[str]:
 
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+MADE_BY_THEMSELVES = ("import_checkpoints",)
+"""Examples that read no run, and take a folder to write in."""
 
 SAYS = {
     "hook_into_a_checkpoint": "seed 3: not a head of each sign",
+    "import_checkpoints": "it would match with heads interleaved (W_O: 'd_model (head d_head)')",
     "patch_activations": "1.00 with all heads of them",
 }
-"""What each example finds on the run that tests share."""
+"""What each example finds, on the run that tests share or one that it makes."""
 
 
 def test_there_are_examples() -> None:
@@ -49,10 +53,19 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
 def test_examples_run(
-    script: Path, trained: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    script: Path,
+    trained: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [str(script), str(trained.path)])
-    runpy.run_path(str(script), run_name="__main__")
+    given = tmp_path / "new" if script.stem in MADE_BY_THEMSELVES else trained.path
+    monkeypatch.setattr(sys, "argv", [str(script), str(given)])
+    n_threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        torch.set_num_threads(n_threads)
     assert SAYS[script.stem] in capsys.readouterr().out
 
 

@@ -305,7 +305,7 @@ class Asked:
         outputs = _array(given)
         if outputs.dtype.kind not in "iuf" or not np.isfinite(outputs).all():
             raise InputError(f"{where} gives no finite numbers, but {type(given).__name__}")
-        return Outputs(where, seed, step, inputs, outputs)
+        return Outputs(f"check {self.name!r}", seed, step, inputs, outputs)
 
 
 def chosen_steps(steps: Sequence[int]) -> list[int]:

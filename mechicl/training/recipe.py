@@ -254,11 +254,11 @@ def _known(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _full_key(given: str, settings: Mapping[str, Any]) -> str:
-    leaves = dict(leaves(settings))
+    known = dict(leaves(settings))
     wanted = _canonical(given)
     if wanted is None:
-        raise unknown("setting", given, leaves)
-    parts = [key.split(".") for key in leaves]
+        raise unknown("setting", given, known)
+    parts = [key.split(".") for key in known]
     keys = {".".join(part[:end]): None for part in parts for end in range(1, len(part) + 1)}
     matches = [key for key in keys if key == wanted or key.endswith(f".{wanted}")]
     if wanted in matches:
@@ -269,13 +269,13 @@ def _full_key(given: str, settings: Mapping[str, Any]) -> str:
         )
     if not matches:
         above, _, last = wanted.rpartition(".")
-        for key, value in leaves.items():
+        for key, value in known.items():
             if above and value is None and (key == above or key.endswith(f".{above}")):
                 raise InputError(
                     f"there is no setting {given!r}, for {key} is null; give the whole of it, as "
                     f"in {key}={{{last}: ...}}"
                 )
-        raise unknown("setting", given, leaves)
+        raise unknown("setting", given, known)
     return matches[0]
 
 

@@ -163,7 +163,7 @@ Q = {"from": "q", "layout": "(head d_head) d_model"}
     ("settings", "message"),
     [
         ("linnear", "there is no mapping 'linnear'; did you mean 'linear'?"),
-        ("gone.yaml", "the mapping gone.yaml cannot be read: No such file"),
+        ("gone.yaml", "there is no mapping file 'gone.yaml'"),
         (7, "a mapping is a name, a path of YAML or a dict; given int"),
         ({"base": "lin"}, "there is no mapping 'lin'"),
         (
