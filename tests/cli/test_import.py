@@ -59,7 +59,7 @@ def test_info_says_what_it_is(imported: Path, folder: Path) -> None:
     said = " ".join(call("info", imported).stdout.split())
     assert "trained by others, not known how; imported by mechicl" in said
     assert f"imported from 2 files, {folder}/checkpoints/step-000500.pt to" in said
-    assert f"checked outputs of 1 checkpoints by {folder}/outputs.npz; largest difference" in said
+    assert f"checked outputs of 1 checkpoints, by {folder}/outputs.npz; largest difference" in said
     assert "loss by seed 0: not known" in said
     assert "mapping linear" in said
     assert "steps 500 to 1000" in said
@@ -86,7 +86,7 @@ def test_unchecked_is_said_wherever_one_looks(folder: Path, tmp_path: Path) -> N
     assert done.exit_code == 0
     assert "not checked: no outputs of theirs were compared" in done.stdout
     said = " ".join(call("info", tmp_path / "run").stdout.split())
-    assert "checked no: outputs were not compared, and the mapping may be wrong" in said
+    assert "checked no: nothing was compared, and the mapping may be wrong" in said
 
 
 def test_a_seed_that_diverged_is_a_fault(folder: Path, tmp_path: Path) -> None:
