@@ -7,7 +7,9 @@ import typer
 
 
 def report(
-    source: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|STUDY", help="Run directory, or store of a study.")
+    ],
     probe: Annotated[
         list[str] | None,
         typer.Option(
@@ -24,7 +26,9 @@ def report(
     ] = True,
     out: Annotated[
         str | None,
-        typer.Option(metavar="FILE.html", help="The page.", show_default="RUN/report.html"),
+        typer.Option(
+            metavar="FILE.html", help="The page.", show_default="RUN/report.html, STUDY-report.html"
+        ),
     ] = None,
 ) -> int:
     """Write one HTML page: verdicts, key figures, figures, sliders over training."""

@@ -175,7 +175,7 @@ def explorer(
         sizing_mode="stretch_width",
     )
     names = [str(seed) for seed in seeds]
-    seed = _choice("Seed", names, "seed")
+    seed = choice("Seed", names, "seed")
     models: dict[str, Model] = {"slider": slider, "seed": seed}
     plots: dict[str, list[str]] = {}
     marks: list[Any] = []
@@ -196,12 +196,12 @@ def explorer(
         parts = _map(name, drawn, slider, seed, steps)
         models |= {f"map{number}-{part}": each for part, each in enumerate(parts)}
         plots[name] = [f"map{number}-{part}" for part in range(len(parts))]
-    _on_change(
+    on_change(
         slider,
         _SHOW_STEP,
         {"slider": slider, "marks": marks, "places": axis.places(steps).tolist()},
     )
-    _on_change(seed, _SHOW_SEED, {"seed": seed, "lines": lines, "faded": _FADED})
+    on_change(seed, _SHOW_SEED, {"seed": seed, "lines": lines, "faded": _FADED})
     script, divs = components(models, wrap_plot_info=True)
     return Explorer(
         script,
@@ -210,7 +210,8 @@ def explorer(
     )
 
 
-def _on_change(widget: "Model", code: str, arguments: Mapping[str, Any]) -> "CustomJS":
+def on_change(widget: "Model", code: str, arguments: Mapping[str, Any]) -> "CustomJS":
+    """Run a script in the browser when a control is moved; its variables are `arguments`."""
     from bokeh.models import CustomJS
 
     callback = CustomJS(args=dict(arguments), code=code)
@@ -218,7 +219,7 @@ def _on_change(widget: "Model", code: str, arguments: Mapping[str, Any]) -> "Cus
     return callback
 
 
-def _figure(height: int, title: str = "", **options: Any) -> Any:
+def empty(height: int, title: str = "", **options: Any) -> Any:
     """Return an empty bokeh figure as wide as its place, without tools that would catch a swipe."""
     from bokeh.models import Title
     from bokeh.plotting import figure
@@ -229,7 +230,8 @@ def _figure(height: int, title: str = "", **options: Any) -> Any:
     return plot
 
 
-def _choice(title: str, options: Sequence[str], name: str) -> Any:
+def choice(title: str, options: Sequence[str], name: str) -> Any:
+    """Return a choice of one of `options`, the first one chosen."""
     from bokeh.models import Select
 
     return Select(title=title, options=[*options], value=options[0], sizing_mode="stretch_width")
@@ -256,7 +258,7 @@ class _StepAxis:
 
         low = self._zero if self._has_zero else 2 * self._zero
         along = Range1d(start=low / 1.15, end=self._high * 1.15)
-        plot = _figure(280, x_axis_type="log", x_range=along, **options)
+        plot = empty(280, x_axis_type="log", x_range=along, **options)
         decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(self._high)) + 1)
         # A decade beside step 0 would be written over it.
         ticks = [float(each) for each in decades if not self._has_zero or each > 1.5 * low]
@@ -340,11 +342,11 @@ def _curves(curves: Mapping[str, xr.DataArray], axis: _StepAxis) -> "_Drawn":
     ]
     lines = _seed_lines(plot, first["seed"].values, sources)
     names = list(curves)
-    choice = _choice("Quantity", names, "quantity")
+    chosen = choice("Quantity", names, "quantity")
     plot.title.text = names[0]
-    arguments = {"choice": choice, "sources": stored, "lines": sources, "title": plot.title}
-    _on_change(choice, _SHOW_CURVE, arguments)
-    return _Drawn([choice, plot], mark, lines)
+    arguments = {"choice": chosen, "sources": stored, "lines": sources, "title": plot.title}
+    on_change(chosen, _SHOW_CURVE, arguments)
+    return _Drawn([chosen, plot], mark, lines)
 
 
 def _map(
@@ -383,7 +385,7 @@ def _map(
         for number, (label, source) in enumerate(zip(names, panels, strict=True))
     ]
     layers = [str(number) for number in range(n_layers)]
-    choices = [_choice("Layer", layers, f"{name} layer")] if n_layers > 1 else []
+    choices = [choice("Layer", layers, f"{name} layer")] if n_layers > 1 else []
     arguments = {
         "slider": slider,
         "seed": seed,
@@ -403,7 +405,7 @@ def _map(
         "rows": rows,
         "columns": columns,
     }
-    callback = _on_change(slider, _SHOW_MAP, arguments)
+    callback = on_change(slider, _SHOW_MAP, arguments)
     for widget in (seed, *choices):
         widget.js_on_change("value", callback)
     return [*choices, _bar(name, mapper), *figures]
@@ -422,7 +424,7 @@ def _panel(
 
     (row_name, rows), (column_name, columns) = down, along
     square = 0.5 <= rows / columns <= 2
-    plot = _figure(
+    plot = empty(
         310 if square else int(np.clip(20 * rows, 60, 260)) + 90,
         title,
         name=name,
@@ -449,7 +451,7 @@ def _bar(name: str, mapper: Any) -> Any:
     """Return a figure of nothing but the colour bar, which all panels of a map share."""
     from bokeh.models import ColorBar, Range1d
 
-    plot = _figure(
+    plot = empty(
         62,
         min_border=0,
         outline_line_color=None,

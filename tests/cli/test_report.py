@@ -84,3 +84,15 @@ def test_a_damaged_run_is_a_fault(run_dir: Path, tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "W_Q" in done.stderr
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_study_has_a_page_too(run_dir: Path, tmp_path: Path) -> None:
+    study = tmp_path / "two.zarr"
+    mechicl.study(run_dir, ["circuits"], out=study, figures=False)
+    done = call(study)
+    assert done.exit_code == 0, done.stderr
+    page = tmp_path / "two-report.html"
+    assert done.stdout == f"{page} ({page.stat().st_size / 1e6:.1f} MB)\n"
+    done = call(study, "--probe", "routing")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "no probe in this study 'routing'" in done.stderr

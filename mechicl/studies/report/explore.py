@@ -15,12 +15,12 @@ from mechicl.plots.interactive import Explorer, HeatMap, explorer, limits
 from mechicl.run import Run
 
 MOST_SEEDS = 8
-MOST_STEPS = 120
-_MOST_ENTRIES = {"KQ": 100_000, "OV": 100_000, "V": 60_000, "attention": 220_000}
+MOST_STEPS = 100
+_MOST_ENTRIES = {"KQ": 100_000, "OV": 100_000, "V": 60_000, "attention": 200_000}
 _MOST_ATTENTION_STEPS = 60  # each is a forward pass of every seed
 _FEWEST_STEPS = 8
 _MOST_PANELS = 16
-_MOST_CURVES = 40
+_MOST_CURVES = 32
 _LOSS_POINTS = 300
 _PROMPTS = 6
 _PROMPTS_IN_MEAN = 8

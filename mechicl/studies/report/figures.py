@@ -1,15 +1,16 @@
 """Figures for a page: PNG, inside the page as text."""
 
+import json
 from base64 import b64encode
 from collections.abc import Mapping
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xarray as xr
 from matplotlib.figure import Figure
 from PIL import Image as pillow
 
-from mechicl import plots
+from mechicl import analyses
 
 BUDGET = 1_600_000
 """Bytes that the figures of a page take in it, at most but for what cannot be made smaller."""
@@ -31,12 +32,11 @@ class Image(NamedTuple):
         return self.width > _BROAD * self.height
 
 
-def embedded(results: Mapping[str, xr.Dataset]) -> tuple[dict[str, Image], str | None]:
-    """Return the figure of each result, and what had to be done to make them fit.
+def embedded(drawn: Mapping[str, Figure]) -> tuple[dict[str, Image], str | None]:
+    """Return figures as they are inside a page, and what had to be done to make them fit.
 
     They are drawn at 110 dots an inch, and at fewer where they would take more than `BUDGET`.
     """
-    drawn = {name: plots.draw(result) for name, result in results.items()}
     dpi = _DPI
     while True:
         found = {name: _image(figure, dpi) for name, figure in drawn.items()}
@@ -56,3 +56,25 @@ def _image(figure: Figure, dpi: int) -> Image:
     width, height = pillow.open(drawn).size
     text = b64encode(drawn.getvalue()).decode()
     return Image(f"data:image/png;base64,{text}", width, height)
+
+
+def described(name: str, result: xr.Dataset, image: Image) -> dict[str, Any]:
+    """Return what a page says below the figure of a result: summary, statement, what is undefined.
+
+    Of a probe that is not installed any more there is no summary.
+    """
+    counts = json.loads(result.attrs.get("n_undefined", "{}"))
+    total = f" of {result['undefined'].size:,}" if "undefined" in result else ""
+    undefined = [
+        f"{reason.replace('_', ' ')} ({n:,}{total} checkpoints)"
+        for reason, n in counts.items()
+        if n
+    ]
+    known = name in analyses.names()
+    return {
+        "name": name,
+        "image": image,
+        "summary": analyses.get(name).summary if known else "",
+        "statement": result.attrs.get("statement", ""),
+        "undefined": ", ".join(undefined),
+    }

@@ -29,7 +29,10 @@ def place(out: str | Path | None, default: Path | None) -> Path:
     """
     chosen = default if out is None else out
     if chosen is None:
-        raise InputError("a run at a URL has no place for a report; give one with --out FILE.html")
+        raise InputError(
+            "a run at a URL, and a study that is on no disk, have no place for a report; give one "
+            "with --out FILE.html (out= in Python)"
+        )
     target = local_file(chosen, ending=".html", overwrite=True)
     if target.exists() and not _is_ours(target):
         raise InputError(f"{target} is there and is no report of mechicl; give another name")

@@ -1,6 +1,5 @@
 """What is on the page of a run."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import xarray as xr
 import yaml
 from markupsafe import Markup
 
-from mechicl import analyses
+from mechicl import analyses, plots
 from mechicl.analyses.summary import Table, number_table, verdict_table
 from mechicl.errors import MechiclError, NothingToAnalyseError
 from mechicl.plots.interactive import HeatMap, scripts
@@ -89,21 +88,24 @@ def _writable(run: Run) -> bool:
 def write(target: Path, run: Run, found: Gathered, *, attention: bool) -> list[str]:
     """Write the page of a run, and return what it says was thinned or left out."""
     explored = explore.of_run(run, found.results, attention=attention)
-    drawn, remark = figures.embedded(found.results)
+    results = found.results
+    drawn, remark = figures.embedded({name: plots.draw(each) for name, each in results.items()})
     notes = explored.notes + ([remark] if remark else [])
     about = run.about()
-    name = Path(str(run.path).rstrip("/")).name
+    called = Path(str(run.path).rstrip("/")).name
     render.write(
         target,
         "run.html",
-        title=f"{run.recipe.name}, run {name}" if name != run.recipe.name else name,
+        title=", run ".join(dict.fromkeys([run.recipe.name, called])),
         lead=run.recipe.description,
         where=str(run.path),
         warnings=_warnings(run),
         contents=_contents(found, notes),
-        verdicts=verdict_table(found.results),
-        numbers=_filled(number_table(found.results)),
-        figures=[_figure(each, result, drawn[each]) for each, result in found.results.items()],
+        verdicts=verdict_table(results),
+        numbers=_filled(number_table(results)),
+        figures=[
+            figures.described(each, result, drawn[each]) for each, result in found.results.items()
+        ],
         absent=_absent(found),
         how=f"{shlex.quote(str(run.path))} --forward" if found.waiting else "",
         about=Table("what it is", ("", ""), [[key, value] for key, value in about.items()]),
@@ -151,24 +153,6 @@ def _filled(table: Table | None) -> Table | None:
         name = first or name
         rows.append([name, *rest])
     return table._replace(rows=rows)
-
-
-def _figure(name: str, result: xr.Dataset, image: figures.Image) -> dict[str, Any]:
-    counts = json.loads(result.attrs.get("n_undefined", "{}"))
-    total = result.sizes["seed"] * result.sizes["step"]
-    undefined = [
-        f"{reason.replace('_', ' ')} ({n:,} of {total:,} checkpoints)"
-        for reason, n in counts.items()
-        if n
-    ]
-    return {
-        "name": name,
-        "image": image,
-        "broad": image.broad,
-        "summary": analyses.get(name).summary,
-        "statement": result.attrs.get("statement", ""),
-        "undefined": ", ".join(undefined),
-    }
 
 
 def _absent(found: Gathered) -> Table:

@@ -1,5 +1,6 @@
 """Reading a page: its elements, and what it asks of a network."""
 
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -73,7 +74,8 @@ class Page:
             if f">{caption}</caption>" in each
         ]  # fmt: skip
         rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
-        return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+        cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+        return [[html.unescape(cell) for cell in row] for row in cells]
 
     def fetched(self) -> list[str]:
         """What a browser would fetch from elsewhere."""

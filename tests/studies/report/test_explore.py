@@ -5,8 +5,9 @@ import pytest
 import xarray as xr
 
 import mechicl
+from mechicl.plots.interactive import HeatMap, explorer, limits, scripts
 from mechicl.run import Run
-from mechicl.studies.report import explore
+from mechicl.studies.report import explore, figures
 
 CHAIN = {
     "task": {"name": "markov_chain", "d": 4, "blocks": [2, 2], "n_predictions": 3},
@@ -151,3 +152,32 @@ def test_headlines_by_head_are_a_curve_a_head(small: Run) -> None:
         f"circuits: {name}, head {head}" for name in ("omega", "mu") for head in (0, 1)
     ]
     assert all(set(curve.dims) == {"seed", "step"} for curve in found.values())
+
+
+def test_the_largest_page_is_below_five_megabytes() -> None:
+    """Every part at its limit: heat maps of 16 panels, curves and losses of 8 seeds, figures."""
+    rng = np.random.default_rng(0)
+    seeds = list(range(explore.MOST_SEEDS))
+    steps = np.arange(explore.MOST_STEPS) * 50
+
+    def over(dim: str, n: int) -> xr.DataArray:
+        coords = {"seed": seeds, dim: 7 * np.arange(n)}
+        return xr.DataArray(rng.normal(size=(len(seeds), n)), coords, ("seed", dim))
+
+    maps = {}
+    for name, most in explore._MOST_ENTRIES.items():
+        if name != "V":  # in place of KQ and OV
+            shape = (len(seeds), 8, 1, 16, 5, most // (len(seeds) * 8 * 16 * 5))
+            assert np.prod(shape) > 0.95 * most
+            dims = ("seed", "step", "layer", "head", "d_key", "d_query")
+            drawn = xr.DataArray(
+                rng.normal(size=shape), {"seed": seeds, "step": np.arange(8)}, dims
+            )
+            maps[name] = HeatMap(drawn, limits(drawn), symmetric=True)
+    curves = {
+        f"a_probe_of_a_long_name: variable {number}": over("step", explore.MOST_STEPS)
+        for number in range(explore._MOST_CURVES)
+    }
+    loss = over("log_step", explore._LOSS_POINTS)
+    plots = explorer(steps, seeds, loss=loss, curves=curves, maps=maps)
+    assert len(plots.script) + len(scripts()) + figures.BUDGET < 4_900_000
