@@ -1,10 +1,12 @@
 """What the pages show works: the examples, the README's notebook, the probe of the five steps."""
 
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import types
 from importlib import import_module
@@ -35,38 +37,63 @@ def command(page: str, start: str) -> list[str]:
     return shlex.split(found, comments=True)[1:]
 
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-MADE_BY_THEMSELVES = ("import_checkpoints",)
-"""Examples that read no run, and take a folder to write in."""
-
 SAYS = {
     "hook_into_a_checkpoint": "seed 3: not a head of each sign",
     "import_checkpoints": "it would match with heads interleaved (W_O: 'd_model (head d_head)')",
     "patch_activations": "1.00 with all heads of them",
+    "study_many_runs": "2 heads: a head of each sign on ",
 }
-"""What each example finds, on the run that tests share or one that it makes."""
+"""What each example finds, on the run that tests share or on runs that it makes."""
+
+SWEEP = """
+recipe: he2025-two-head-quick
+set: {d: 2, n_context: 5, batch_size: 8, n_steps: 4, seeds: [0, 1]}
+grid: {n_heads: [1, 2], noise_variance: [0.1, 0.5]}
+"""
 
 
 def test_there_are_examples() -> None:
-    assert {script.stem for script in EXAMPLES} == set(SAYS)
+    found = {path.stem for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".sh")}
+    assert found == {*SAYS, "from_the_shell"}
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("name", SAYS)
 def test_examples_run(
-    script: Path,
+    name: str,
     trained: Run,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    given = tmp_path / "new" if script.stem in MADE_BY_THEMSELVES else trained.path
-    monkeypatch.setattr(sys, "argv", [str(script), str(given)])
+    (tmp_path / "tiny.yaml").write_text(SWEEP)
+    given = {
+        "import_checkpoints": [tmp_path / "new"],
+        "study_many_runs": [tmp_path / "tiny.yaml", tmp_path / "tiny"],
+    }.get(name, [trained.path])
+    script = ROOT / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(each) for each in (script, *given)])
     n_threads = torch.get_num_threads()
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         torch.set_num_threads(n_threads)
-    assert SAYS[script.stem] in capsys.readouterr().out
+    assert SAYS[name] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_example_of_the_shell_runs(tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [ROOT / "examples" / "from_the_shell.sh", tmp_path / "shell"],
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "shell" / "two-heads" / "report.html").stat().st_size > 1e5
+    assert (tmp_path / "shell" / "heads.zarr" / "zarr.json").exists()
+    assert "4 runs: 4 complete" in done.stdout
 
 
 def test_the_readmes_notebook_runs(
