@@ -34,6 +34,14 @@ def measurement_noise(tau: object) -> float:
     return given
 
 
+def require_generator(rng: object) -> None:
+    """Refuse what draws cannot be taken from: a seed is no generator."""
+    if not isinstance(rng, np.random.Generator):
+        raise InputError(
+            f"rng = {rng!r}; accepted: a NumPy Generator, such as np.random.default_rng(0)"
+        )
+
+
 def task_constants(
     d: object, n_context: object, noise_variance: object
 ) -> tuple[float, float, float]:

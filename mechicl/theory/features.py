@@ -8,7 +8,7 @@ from jaxtyping import Float
 from scipy.stats import ortho_group
 
 from mechicl.errors import InputError, integer
-from mechicl.theory._arguments import Number, constant, reals
+from mechicl.theory._arguments import Number, constant, reals, require_generator
 
 Features = Float[np.ndarray, "block d d"]
 
@@ -46,6 +46,7 @@ def haar_features(
     Source: yuksel2026 section 2.2. Published: h = 3, d = 50, m = 1.7; b₀ = 20 for spans of 2 and 40
     for spans of 4: its code sums over spans at a softmax temperature of 0.1, which is 10 a token.
     """
+    require_generator(rng)
     h, width = integer("n_blocks", n_blocks, 1), integer("d", d, 2)
     strength = constant("ratio", ratio, minimum=0)
     least = constant("base", base, minimum=0)

@@ -19,7 +19,7 @@ from scipy.special import softmax
 
 from mechicl.errors import InputError, integer
 from mechicl.theory import priors
-from mechicl.theory._arguments import Number, constant, measurement_noise
+from mechicl.theory._arguments import Number, constant, measurement_noise, require_generator
 from mechicl.theory.measurement import Rows, channels
 from mechicl.theory.tree_posterior import power_gradient, powers, tree_mmse
 
@@ -120,6 +120,7 @@ def adaptive_loss(
     -----
     Source: raj2026 section II, VI.4, "Adaptive along tree coordinates".
     """
+    require_generator(rng)
     steps, noise = priors.tree_steps(depth, alpha), measurement_noise(tau)
     count = channels(n_channels, len(steps), "levels, after which the path is at a leaf")
     n_paths = integer("n_draws", n_draws, 2)
@@ -243,6 +244,7 @@ def optimised_measurement(
     -----
     Source: raj2026 (22) to (24), g = 4 in Fig. 2b. The polish is ours.
     """
+    require_generator(rng)
     leaves, steps = priors.tree_leaves(depth, alpha), priors.tree_steps(depth, alpha)
     noise = measurement_noise(tau)
     if noise == 0:

@@ -13,7 +13,7 @@ from scipy.special import softmax
 
 from mechicl.errors import InputError, integer
 from mechicl.theory import priors
-from mechicl.theory._arguments import Number, finite, measurement_noise
+from mechicl.theory._arguments import Number, finite, measurement_noise, require_generator
 from mechicl.theory.measurement import Rows, measured, row_basis
 from mechicl.theory.priors import Leaves
 
@@ -155,6 +155,7 @@ def tree_mmse(
     -----
     Source: raj2026 (17) to (21).
     """
+    require_generator(rng)
     leaves, steps = priors.tree_leaves(depth, alpha), priors.tree_steps(depth, alpha)
     noise, count = measurement_noise(tau), integer("n_draws", n_draws, 2)
     rows, _ = row_basis(measured(measurement, leaves.shape[1], batched=False))

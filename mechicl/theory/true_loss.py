@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Float
 
 from mechicl.errors import InputError
-from mechicl.theory._arguments import Heads, Number, constant, per_head, quiet, reals
+from mechicl.theory._arguments import (
+    Heads,
+    Number,
+    constant,
+    per_head,
+    quiet,
+    reals,
+    require_generator,
+)
 
 Activation = Callable[[np.ndarray], np.ndarray]
 """f of weights f(s_ℓ)/Σ_k f(s_k), entry by entry."""
@@ -75,6 +83,7 @@ def true_loss(
     Source: he2025 (2.5) for the predictor (3.2), and section 5.2 for other f; the integrals are
     derived.
     """
+    require_generator(rng)
     dimension = constant("d", d, minimum=1, whole=True)
     length = int(constant("n_context", n_context, minimum=1, whole=True))
     variance = constant("noise_variance", noise_variance, minimum=0)
