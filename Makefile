@@ -18,6 +18,8 @@ demo: $(VENV)/installed
 	@ls $(DEMO)/figures/circuits-*.png $(DEMO)/figures/solution_manifold-*.png
 	@echo "Try next: $(BIN)/mechicl analyze $(DEMO) --probe sign_matching"
 
+# Two workers share the cores: a library that takes them all for itself makes both wait.
+test: export OMP_NUM_THREADS = 1
 test: $(VENV)/installed-test
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 

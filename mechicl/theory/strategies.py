@@ -192,7 +192,7 @@ def optimised_measurement(
     step_size: Number | None = None,
     perturbation: Number = 0.03,
     n_contexts: int = 128,
-    n_polish: int = 200,
+    n_polish: int = 600,
     n_draws: int = 200,
 ) -> FixedMeasurement:
     """Search the measurement of least loss among those that do not depend on what was read.

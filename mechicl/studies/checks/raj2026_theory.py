@@ -35,7 +35,7 @@ def tree_strategies(
     tau: _Positive = 0.1,
     n_paths: _Several = 1_000_000,
     n_steps: Annotated[int, pydantic.Field(ge=0)] = 1000,
-    n_polish: Annotated[int, pydantic.Field(ge=0)] = 200,
+    n_polish: Annotated[int, pydantic.Field(ge=0)] = 600,
     n_draws: _Several = 200,
     seed: _Seed = 0,
 ) -> Outcome:
