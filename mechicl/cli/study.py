@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from mechicl.studies.parts import Failure
     from mechicl.studies.study import Study
 
-_MOST_FAILURES = 10
+_MOST_FAILURES = 20
+_SOME = 3
 
 
 def study(
@@ -80,6 +81,8 @@ def study(
         raise InputError(f"--probe names what to run; there are {', '.join(analyses.names())}")
     names = list(dict.fromkeys(analyses.get(name).name for name in probe))
     chosen = settings.by_probe(settings.parse(set or []), names)
+    if not 0 < limit < float("inf"):
+        raise InputError(f"--limit is a number of GiB above 0; given {limit:g}")
     try:
         with remarks(), progress.counted("runs") as on_done:
             made = study_runs(
@@ -139,10 +142,15 @@ def _print_tables(made: "Study", written: "Sequence[Path]") -> None:
 
 
 def _print_failures(failures: "Sequence[Failure]") -> None:
-    for each in failures[:_MOST_FAILURES]:
-        print(f"{each.run}: {each.probe + ' ' if each.probe else ''}{each.kind}: {each.reason}")
-    if len(failures) > _MOST_FAILURES:
-        print(f"and {len(failures) - _MOST_FAILURES} more, in the study's attribute `failures`")
+    """Print a line for each reason, with the runs that it is of."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for each in failures:
+        groups.setdefault((each.probe, each.kind, each.reason), []).append(each.run)
+    for (probe, kind, reason), runs in list(groups.items())[:_MOST_FAILURES]:
+        more = f" and {len(runs) - _SOME} more runs" if len(runs) > _SOME else ""
+        print(f"{', '.join(runs[:_SOME])}{more}: {probe + ' ' if probe else ''}{kind}: {reason}")
+    if len(groups) > _MOST_FAILURES:
+        print(f"and {len(groups) - _MOST_FAILURES} more reasons, in the study's `failures`")
 
 
 def _counts(result: "xr.Dataset") -> dict[str, Any]:

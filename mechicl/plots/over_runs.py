@@ -136,6 +136,7 @@ def _variable(axes: Axes, variable: xr.DataArray, across: _Across) -> None:
             _medians(axes, values, across, colour)
     if names:
         axes.set_yticks(list(names), [text.replace("_", " ") for text in names.values()])
+        axes.set_ylim(min(names) - 0.5, max(names) + 0.5)
     _finish(axes, across)
     axes.set_ylabel(style.greek(style.label(variable)))
     axes.set_title(style.greek(str(variable.attrs.get("long_name", variable.name))), fontsize=9)

@@ -86,26 +86,17 @@ def decoded(runs: xr.Dataset) -> xr.Dataset:
             known = np.array(json.loads(variable.attrs[_TEXT]), dtype=str)
             attrs = {key: value for key, value in variable.attrs.items() if key != _TEXT}
             coords[str(name)] = ("run", known[variable.values], attrs)
-    # An empty selection keeps no coordinates that it was not given.
-    return runs.assign_coords(coords).assign_attrs(run_names=None, run_paths=None).pipe(_bare)
-
-
-def _bare(runs: xr.Dataset) -> xr.Dataset:
-    runs.attrs = {key: value for key, value in runs.attrs.items() if value is not None}
-    return runs
+    whole = runs.assign_coords(coords)
+    whole.attrs = {}
+    return whole
 
 
 def setting_names(runs: xr.Dataset) -> list[str]:
-    """Return the names of the settings of recipes, as they come."""
-    return [str(name) for name in runs.coords if name not in _OURS]
+    """Return the names of the settings of recipes, sorted: a store keeps no order of them."""
+    return sorted(str(name) for name in runs.coords if name not in _OURS)
 
 
 def differing(runs: xr.Dataset) -> list[str]:
     """Return the settings in which runs differ; one that a run has not differs from any value."""
-    return [name for name in setting_names(runs) if _varies(runs[name].values)]
-
-
-def _varies(values: np.ndarray) -> bool:
-    if values.dtype.kind == "f":
-        return np.unique(values).size > 1  # NaN counts as one value
-    return np.unique(values).size > 1
+    # NaN is one value to np.unique.
+    return [name for name in setting_names(runs) if np.unique(runs[name].values).size > 1]

@@ -1,7 +1,6 @@
 """Probes over many runs that are there already: one labelled result, one table, failures told."""
 
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from zarr.storage import LocalStore
 
 from mechicl import analyses, plots
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
-from mechicl.errors import InputError, MechiclError, NothingToAnalyseError, unknown
+from mechicl.errors import InputError, MechiclError, NothingToAnalyseError, integer, unknown
 from mechicl.paths import local_directory
 from mechicl.results import write_aside
 from mechicl.run import RunLike, named_runs
@@ -204,6 +203,7 @@ def study(
     if join not in JOINS:
         raise unknown("way to join steps", join, JOINS)
     check_workers(jobs, scheduler)
+    integer("limit", limit, 1)
     if parquet:
         _require_parquet()
     target = None if out is None else _target(out)
@@ -268,6 +268,13 @@ def _target(out: str | Path) -> Path:
             raise InputError(
                 f"{target} is there and is no study; it is left as it is: give another --out"
             ) from None
+        return target
+    there = [place for place in files_of(target).values() if place.exists()]
+    if there:
+        raise InputError(
+            f"{there[0]} is there, and no {target.name} that it belongs to; it is left as it is: "
+            "move it, or give another --out"
+        )
     return target
 
 
@@ -295,8 +302,8 @@ def _computed(
 ) -> list[Failure]:
     """Compute what is not finished; return what failed, refusals of finished parts included."""
     if overwrite:
-        for each in asked:
-            shutil.rmtree(each.folder, ignore_errors=True)
+        for part in (each.part(name) for each in asked for name in each.probes):
+            part.unlink(missing_ok=True)
     missing = [(each, names) for each in asked if (names := each.missing())]
     n_done = len(asked) - len(missing)
     failures = run_jobs(

@@ -41,7 +41,17 @@ def at_the_end(result: xr.Dataset) -> xr.Dataset:
         last = aligned_heads(last_steps(result[small]))
     else:
         last = last_steps(result[wanted])
-    return last[[name for name in wanted if name in last]]
+    return _named(last[[name for name in wanted if name in last]], result)
+
+
+def _named(last: xr.Dataset, result: xr.Dataset) -> xr.Dataset:
+    """Give variables whose values are labels of an axis with names these names."""
+    for variable in last.data_vars.values():
+        of = variable.attrs.get("label_of")
+        if of in result.coords and flag_names(result[of]):
+            names = {key: result[of].attrs[key] for key in ("flag_values", "flag_meanings")}
+            variable.attrs.update(names)
+    return last
 
 
 def _is_large(variable: xr.DataArray) -> bool:

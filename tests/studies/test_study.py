@@ -190,7 +190,7 @@ def test_finished_parts_are_not_computed_again(copies: Path, tmp_path: Path) -> 
     assert len(part_files(out)) == 9
     mechicl.study(copies, "sign_matching", out=out, figures=False, overwrite=True)
     third = part_files(out)
-    assert len(third) == 3
+    assert len(third) == 9, "what was not asked for stays"
     assert all(third[path] > first[path] for path in first)
 
 
@@ -362,6 +362,22 @@ def test_places_that_are_something_else_are_left_alone(copies: Path, tmp_path: P
         mechicl.open_study(tmp_path / "mine.zarr")
     with pytest.raises(InputError, match="is no study"):
         mechicl.open_study(tmp_path / "absent.zarr")
+
+
+@pytest.mark.parametrize("name", ["s.csv", "s.parquet", "s-figures"])
+def test_files_that_are_of_no_study_are_left_alone(copies: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=rf"{name} is there, and no s\.zarr that it belongs to"):
+        mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr")
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_result_that_a_worker_wrote_elsewhere_is_missed(
+    copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "run_jobs", lambda asked, **_: [])
+    with pytest.raises(MechiclError, match="workers and this machine need one file system"):
+        mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr")
 
 
 def test_a_study_of_a_later_version_is_refused(copies: Path, tmp_path: Path) -> None:
