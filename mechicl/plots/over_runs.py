@@ -14,7 +14,11 @@ _NAMED = 30
 """So many runs have their names below the axis; more are numbered."""
 _FEW = 100
 _COLUMNS = 3
-_LETTERS = 24
+_ACROSS = 50
+"""Letters that stand beside each other below a panel."""
+_LETTERS = 40
+_LETTER = 0.065
+"""Inches that a letter of a name takes below the axis."""
 
 
 class _Across(NamedTuple):
@@ -24,6 +28,15 @@ class _Across(NamedTuple):
     text: str
     ticks: list[str] | None
     logarithmic: bool = False
+
+    @property
+    def letters(self) -> int:
+        """Letters of the longest name, where names have no room beside each other and are turned.
+
+        0 where they have.
+        """
+        longest = max(map(len, self.ticks or ()), default=0)
+        return longest if longest * len(self.ticks or ()) > _ACROSS else 0
 
     @property
     def spread(self) -> np.ndarray:
@@ -56,7 +69,7 @@ def draw(result: xr.Dataset) -> Figure:
     columns = min(_COLUMNS, max(panels, 1))
     rows = -(-max(panels, 1) // columns)
     width = float(np.clip(0.14 * wide, 4.2, 7.5))
-    figure = style.figure(rows, columns, width=width, height=3.2)
+    figure = style.figure(rows, columns, width=width, height=3.2 + _LETTER * across.letters)
     grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for axes, name in zip(grid, names, strict=False):
         _variable(axes, result[name], across)
@@ -164,7 +177,7 @@ def _verdicts(axes: Axes, holds: xr.DataArray, across: _Across) -> None:
         known = np.isfinite(group)
         if known.any():
             fraction = (group[known] == 1).mean()
-            axes.plot([at], [fraction], "o", ms=6, color=style.colour(0))
+            axes.plot([at], [fraction], "o", ms=6, color=style.colour(0), clip_on=False)
             axes.vlines(at, 0, fraction, color=style.colour(0), lw=1.2)
         else:
             axes.plot([at], [0], "x", ms=6, color=style.GUIDE)
@@ -190,9 +203,8 @@ def _finish(axes: Axes, across: _Across) -> None:
     axes.set_xlabel(across.text)
     axes.grid(visible=True, color="0.9", lw=0.6)
     if across.ticks is not None:
-        turned = max(map(len, across.ticks), default=0) * len(across.ticks) > 50
         axes.set_xticks(range(len(across.ticks)), across.ticks, fontsize=7)
-        axes.tick_params(axis="x", rotation=90 if turned else 0)
+        axes.tick_params(axis="x", rotation=90 if across.letters else 0)
         axes.set_xlim(-0.5, len(across.ticks) - 0.5)
         return
     known = across.at[np.isfinite(across.at)]

@@ -125,3 +125,15 @@ def test_a_thousand_runs_have_no_names_and_counts_for_verdicts() -> None:
     assert not any("run-" in text.get_text() for text in figure.axes[0].get_xticklabels())
     counts = [patch.get_width() for patch in figure.axes[1].patches]
     assert counts == [(result["holds"] == 1).sum().item(), (result["holds"] == 0).sum().item()]
+
+
+def test_long_names_leave_panels_their_height() -> None:
+    heights = {}
+    for name in ("run", "n_heads-2_noise_variance-0.1"):
+        result = made(4)
+        result["run_name"] = ("run", [f"{name}-{number}" for number in range(4)])
+        figure = drawn(result)
+        heights[name] = figure.axes[0].get_window_extent().height
+        assert result["run_name"].values[3] == figure.axes[0].get_xticklabels()[3].get_text()
+    short, long = heights.values()
+    assert long > 0.75 * short
