@@ -128,7 +128,7 @@ class StoredRun:
             "checkpoints": f"{attrs['n_saved']} of {attrs['n_planned']}, {state}",
             "steps": f"{self.steps[0]} to {self.steps[-1]} of {recipe.n_steps}",
             "loss by seed": ", ".join(seeds),
-            **_of_origin(self.config, written_by),
+            **_of_origin(self.config, written_by, f"{self.path}/{CONFIG}"),
             "digest": attrs["run_digest"],
         }
 
@@ -367,11 +367,20 @@ def _of_training(recipe: Recipe | ImportedRecipe) -> dict[str, str]:
     return {"optimizer": _words(recipe.optimizer), "batch size": str(recipe.batch_size)}
 
 
-def _of_origin(config: dict[str, Any], written_by: str | None) -> dict[str, str]:
+def _of_origin(config: dict[str, Any], written_by: str | None, where: str) -> dict[str, str]:
     """Say what it was trained on, or where it was imported from and how that was checked."""
-    origin = config.get(ORIGIN)
-    if not isinstance(origin, dict):
+    if ORIGIN not in config:
         return {"trained on": f"{config.get('device')}, mechicl {written_by}"}
+    try:
+        imported = {"trained by": f"others, not known how; imported by mechicl {written_by}"}
+        return imported | _of_import(config[ORIGIN])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise DamagedRunError(
+            f"the {ORIGIN} in {where} is not what was written ({error!r}); restore it"
+        ) from None
+
+
+def _of_import(origin: dict[str, Any]) -> dict[str, str]:
     files = [path for paths in origin["files"].values() for path in paths]
     check, checked = origin["check"], "no: nothing was compared, and the mapping may be wrong"
     if check:
@@ -382,7 +391,6 @@ def _of_origin(config: dict[str, Any], written_by: str | None) -> dict[str, str]
             f"{check['tolerance']:g}"
         )
     about = {
-        "trained by": f"others, not known how; imported by mechicl {written_by}",
         "imported from": f"{len(files)} files, {files[0]} to {files[-1]}",
         "mapping": str(origin["mapping"].get("name") or "without a name"),
         "checked": checked,

@@ -169,7 +169,7 @@ def _groups(layout: str) -> list[tuple[str, ...]]:
             raise ValueError(
                 f"layout {layout!r} is none, at {token!r}; as in (head d_head) d_model"
             )
-    if inside or not groups:
+    if inside:
         raise ValueError(f"layout {layout!r} is none; as in (head d_head) d_model")
     return [tuple(group) for group in groups]
 

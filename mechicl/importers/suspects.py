@@ -23,8 +23,8 @@ def suspects(
     """Return in a sentence what would match, of what is usually wrong.
 
     Tried are axes the other way round where shapes allow it, heads interleaved, queries and keys
-    exchanged, fused parts in another order or interleaved with heads, each with the usual factors
-    on scores.
+    exchanged, fused parts in another order or interleaved with heads, logits with and without the
+    temperature, each with the usual factors on scores.
     """
     few = forward.of_predictions(given, _PROMPTS)
     matches = list(itertools.islice(_matching(mapping, forward, state, few), _MOST))
@@ -34,7 +34,8 @@ def suspects(
         return "it would match with " + "; or with ".join(matches)
     return (
         "nothing that is usually wrong would make it match: axes the other way round, heads "
-        "interleaved, queries and keys exchanged, parts of a fused matrix, the factor on scores"
+        "interleaved, queries and keys exchanged, parts of a fused matrix, the temperature, the "
+        "factor on scores"
     )
 
 
@@ -85,6 +86,7 @@ def _changed(mapping: WeightMapping) -> Iterator[tuple[str, WeightMapping]]:
         ("axes the other way round", _reversed),
         ("heads interleaved", _interleaved),
         ("the parts of a fused matrix inside each head", _heads_first),
+        ("the parts of a fused matrix around the heads", _parts_first),
     ):
         seen = set()
         for group in groups:
@@ -95,6 +97,12 @@ def _changed(mapping: WeightMapping) -> Iterator[tuple[str, WeightMapping]]:
             seen.add(tuple(changed))
             layouts = "; ".join(f"{name}: {rule.layout!r}" for name, rule in changed.items())
             yield f"{words} ({layouts})", _with(mapping, changed)
+    logits = [name for name in ("W_U", "b_U") if name in rules and rules[name].source is not None]
+    if logits:
+        is_scaled = rules[logits[0]].scale == "temperature"
+        scale = 1.0 if is_scaled else "temperature"
+        scaled = {name: rules[name].model_copy(update={"scale": scale}) for name in logits}
+        yield f"scale {scale} of {', '.join(logits)}", _with(mapping, scaled)
     if "W_Q" in rules and "W_K" in rules:
         swapped = {"W_Q": rules["W_K"], "W_K": rules["W_Q"]}
         yield "W_Q and W_K exchanged", _with(mapping, swapped)
@@ -146,6 +154,17 @@ def _heads_first(rule: Rule) -> Rule | None:
         return None
     axes = [
         ("head", *(name for name in group if name != "head")) if "head" in group else group
+        for group in rule.axes
+    ]
+    return _relaid(rule, axes)
+
+
+def _parts_first(rule: Rule) -> Rule | None:
+    """Put the part of a fused matrix before the heads: (head qkv d_head) as (qkv head d_head)."""
+    if rule.source is None or not rule.part:
+        return None
+    axes = [
+        (*(n for n in group if n in rule.part), *(n for n in group if n not in rule.part))
         for group in rule.axes
     ]
     return _relaid(rule, axes)

@@ -17,7 +17,13 @@ from safetensors.torch import save_file
 
 import mechicl
 from mechicl.checkpoints import claim, verify
-from mechicl.errors import InputError, MechiclError, NothingToAnalyseError, RunLockedError
+from mechicl.errors import (
+    DamagedRunError,
+    InputError,
+    MechiclError,
+    NothingToAnalyseError,
+    RunLockedError,
+)
 from mechicl.importers import importing
 from mechicl.run import Run
 from mechicl.training import ImportedRecipe, Recipe
@@ -369,6 +375,20 @@ SQUARE = Recipe.model_validate(
                     n: {"layout": "d_model (head qkv d_head)"} for n in ("W_Q", "W_K", "W_V")
                 },
             },
+            "the parts of a fused matrix around the heads (W_Q: 'd_model (qkv head d_head)'; W_K:",
+        ),
+        (
+            theirs.Gpt,
+            CHAIN,
+            "gpt2",
+            {"base": "gpt2", "parameters": {"W_U": {"scale": 1.0}}},
+            "scale temperature of W_U",
+        ),
+        (
+            theirs.Gpt,
+            CHAIN,
+            "gpt2",
+            {"base": "gpt2", "parameters": {"b_U": {"fill": 3.0}}},
             "nothing that is usually wrong would make it match",
         ),
     ],
@@ -680,3 +700,60 @@ mechicl.import_run({str(folder)!r}, {str(tmp_path / "run")!r}, recipe=recipe, ma
     assert len(list(tmp_path.glob(".run.new-*"))) == 1
     assert brought(folder, tmp_path / "run").complete
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# Damage -------------------------------------------------------------------------------------------
+
+
+def found(path: Path) -> list[tuple[str, str, str | None]]:
+    return [(finding.severity, finding.what, finding.array) for finding in verify(path)]
+
+
+def test_damage_to_an_imported_run_is_found(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    brought(folder, path)
+    trajectory = path / "trajectory.zarr"
+    (trajectory / "step" / "c" / "0").unlink()
+    assert ("damage", "missing", "step") in found(path)
+    assert all(array == "step" for _, _, array in found(path)), "the recipe knows the steps"
+    brought(folder, path, overwrite=True)
+    (trajectory / "n_saved" / "c").unlink()
+    assert found(path) == [("damage", "missing", "n_saved")], "it came whole"
+    brought(folder, path, overwrite=True)
+    chunk = trajectory / "W_Q" / "c" / "0" / "0" / "0" / "0" / "0" / "0"
+    data = bytearray(chunk.read_bytes())
+    data[7] ^= 1
+    chunk.write_bytes(data)
+    assert found(path) == [("damage", "altered", "W_Q")]
+
+
+def test_a_loss_that_is_infinite_is_damage_all_the_same(folder: Path, tmp_path: Path) -> None:
+    import zarr
+
+    path = tmp_path / "run"
+    brought(folder, path)
+    array = zarr.open_array(path / "trajectory.zarr" / "loss", mode="r+")
+    array[0, 3] = np.inf
+    assert found(path) == [("damage", "not_finite", "loss")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda config: config["origin"].pop("files"), "the origin in .* is not what was written"),
+        (lambda config: config.update(origin=None), "the origin in .* is not what was written"),
+        (lambda config: config.pop("origin"), "config.yaml is not what was written"),
+        (lambda config: config["recipe"].update(steps=[1, 2]), "is not the one that the run was"),
+        (lambda config: config["recipe"].update(steps=[]), "config.yaml is not what was written"),
+    ],
+)
+def test_a_config_that_was_altered_is_said(
+    folder: Path, tmp_path: Path, change: Callable[[Any], Any], message: str
+) -> None:
+    brought(folder, tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    change(config)
+    path.write_text(yaml.safe_dump(config))
+    with pytest.raises(DamagedRunError, match=message):
+        mechicl.open_run(tmp_path / "run").about()

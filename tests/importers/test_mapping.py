@@ -12,7 +12,7 @@ import yaml
 from mechicl.errors import InputError
 from mechicl.importers.mapping import load_mapping, mapping_names, mapping_text
 from mechicl.importers.translate import Translator
-from mechicl.training import Recipe
+from mechicl.training import Recipe, load_recipe
 from tests.importers import theirs
 
 REGRESSION = Recipe.model_validate(theirs.REGRESSION)
@@ -303,3 +303,15 @@ def test_a_scale_that_overflows_is_refused() -> None:
     state = linear_state() | {"q_proj.weight": torch.full((H * D, D), 1e10)}
     with pytest.raises(InputError, match=r"W_Q: q_proj.weight times 1e\+30 overflows float32"):
         translated(settings, state)
+
+
+@pytest.mark.parametrize(
+    "name", ["raj2026-tree-wide", "yuksel2026-minimal", "yuksel2026-two-block"]
+)
+def test_our_own_names_are_of_every_model(name: str) -> None:
+    recipe = load_recipe(name)
+    state = recipe.model.initial(recipe.task, torch.Generator().manual_seed(0))
+    found = translated("mechicl", state, recipe)
+    assert set(found) == set(state)
+    for key, value in state.items():
+        np.testing.assert_array_equal(found[key], value)
