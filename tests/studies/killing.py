@@ -6,21 +6,13 @@ from pathlib import Path
 
 from mechicl.studies.parts import Failure, Job, compute_pinned, pin_threads
 
-KILLER = "killer"
 
-
-def always(job: Job) -> list[Failure]:
-    """End the process for a run of that name, every time."""
-    if KILLER in job.run:
-        os._exit(1)
-    return compute_pinned(job)
-
-
-def once(job: Job) -> list[Failure]:
-    """End the process for a run of that name, the first time."""
-    marker = Path(job.folder).parent / "killed"
-    if KILLER in job.run and not marker.exists():
-        marker.touch()
+def compute(job: Job) -> list[Failure]:
+    """End the process for a run called `always`, and the first time for one called `once`."""
+    name, marker = Path(job.run).name, Path(job.folder).parent / "killed"
+    if name == "always" or (name == "once" and not marker.exists()):
+        if name == "once":
+            marker.touch()
         os._exit(1)
     return compute_pinned(job)
 
