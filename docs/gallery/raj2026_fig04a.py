@@ -4,9 +4,9 @@ Published: the loss of models A (one measurement in each of M layers), B (M in o
 B, without MLPs) against M on a Gaussian prior, on the line of the theory; finite N shows at large
 M.
 
-Ours: K = 16 covariates, at the M of the recipes; marks are means over seeds, bars a standard
-deviation. The line is (34) at the N = 4096 of the contexts. A seed of A may be stuck with one axis
-less, which widens its bar.
+Ours: K = 16 covariates, at M = 2 and the M = 4 of the recipes; marks are means over seeds, bars a
+standard deviation. The line is (34) at the N = 4096 of the contexts. A seed of A may be stuck with
+one axis less, which widens its bar.
 """
 
 import numpy as np
@@ -20,16 +20,22 @@ from mechicl.theory import measurement
 MODELS = {"A": "deep", "B": "wide", "C": "linear"}
 
 
-def models(runs: Runs, prior: str, axes: Axes) -> None:
-    """Draw the loss of models A, B and C on a prior, mean and deviation over seeds."""
+def models(runs: Runs, prior: str, axes: Axes, *more: int) -> None:
+    """Draw the loss of each model, over seeds, at its recipe's M and at `more`."""
     for number, (name, kind) in enumerate(MODELS.items()):
-        run = runs.trained(f"raj2026-{prior}-{kind}")
-        found = run.analyze("mmse", n_prompts=runs.size(8192, 16)).isel(step=-1)
-        loss, budget = found["loss"], int(found["n_measurements"])
-        text = f"model {name}: {float(loss.mean()):.3f}, {len(run.seeds)} seeds"
-        place, error = budget + 0.12 * (number - 1), float(loss.std(ddof=1))
+        size = "n_layers" if name == "A" else "n_channels"
         look = {"color": style.colour(number), "fmt": style.REFERENCE_MARKERS[number]}
-        axes.errorbar(place, float(loss.mean()), error, ms=6, capsize=4, label=text, **look)
+        text = []
+        for settings in (*({size: budget} for budget in more), {}):
+            run = runs.trained(f"raj2026-{prior}-{kind}", **settings)
+            found = run.analyze("mmse", n_prompts=runs.size(8192, 16)).isel(step=-1)
+            loss, budget = found["loss"], int(found["n_measurements"])
+            place, mean = budget + 0.12 * (number - 1), float(loss.mean())
+            text.append(f"{mean:.3f}")
+            spread = float(loss.std(ddof=1)) if loss.size > 1 else 0.0
+            axes.errorbar(place, mean, spread, ms=6, capsize=4, **look)
+        named = f"model {name}, {loss.sizes['seed']} seeds: {', '.join(text)}"
+        axes.errorbar([], [], [], ms=6, label=named, **look)
 
 
 def finish(figure: Figure, axes: Axes, title: str) -> None:
@@ -51,7 +57,7 @@ def draw(runs: Runs) -> Figure:
     covariance = task.constants()["prior_covariance"][1]
     best = measurement.gauss_pc_loss(covariance, counts, task.tau, n_context=task.n_context)
     axes.plot(counts, best, "k--", lw=1.2, label="best M axes, (34) at finite N")
-    models(runs, "gaussian", axes)
+    models(runs, "gaussian", axes, 2)
     finish(figure, axes, f"Gaussian prior, K = {len(covariance)}: loss of the models")
     return figure
 
