@@ -21,15 +21,14 @@ TREE, TAU = (8, 0.5), 0.1
 def draw(runs: Runs) -> Figure:
     """Draw the loss of each strategy over M."""
     rng, counts = np.random.default_rng(0), np.arange(1, 9)
-    effort = {"n_steps": runs.size(1000, 2), "n_polish": runs.size(200, 2)}
-    draws = {"n_draws": runs.size(200, 2), "rng": rng}
+    effort = runs.size({}, {"n_steps": 2, "n_polish": 2, "n_draws": 2})
     losses = {
         "adaptive: a path along the tree": [
             strategies.adaptive_loss(*TREE, m, TAU, n_draws=runs.size(1_000_000, 100), rng=rng)[0]
             for m in counts
         ],
         "non-adaptive: the best fixed one": [
-            strategies.optimised_measurement(*TREE, m, TAU, **draws, **effort).loss for m in counts
+            strategies.optimised_measurement(*TREE, m, TAU, rng=rng, **effort).loss for m in counts
         ],
         "fixed on the symmetric axes": [strategies.symmetric_loss(*TREE, m, TAU) for m in counts],
         "Gauss-PC: linear estimates": measurement.gauss_pc_loss(

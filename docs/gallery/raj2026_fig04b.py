@@ -21,7 +21,7 @@ def draw(runs: Runs) -> Figure:
     task = runs.trained("raj2026-tree-linear").task
     tree, rng = (task.prior.depth, task.prior.alpha), np.random.default_rng(0)
     seen, counts = measurement.context_noise(task.tau, task.n_context), np.arange(1, tree[0] + 1)
-    effort = {"n_steps": runs.size(300, 2), "n_polish": runs.size(100, 2), "n_draws": 50}
+    effort = runs.size({}, {"n_steps": 2, "n_polish": 2, "n_draws": 2})
     losses = {
         "adaptive: a path along the tree": [
             strategies.adaptive_loss(*tree, m, seen, n_draws=runs.size(300_000, 100), rng=rng)[0]
