@@ -14,8 +14,8 @@ from mechicl.studies.settings import differing, setting_names
 if TYPE_CHECKING:
     import pandas as pd
 
-_BARE = "seeds"
-"""Runs that differ in their seeds alone are runs of one setting."""
+_NO_SETTINGS = ("recipe", "seeds", "steps", "weights")
+"""What runs of one setting may differ in: a name, seeds, and what was imported of them."""
 
 
 def headlines(result: xr.Dataset) -> list[str]:
@@ -140,7 +140,7 @@ def _words(codes: np.ndarray, names: Mapping[int, str], variable: str) -> np.nda
 
 def varied(runs: xr.Dataset) -> str | None:
     """Return the one setting that differs between runs; None where there are none or several."""
-    names = [name for name in differing(runs) if name not in (_BARE, "recipe")]
+    names = [name for name in differing(runs) if name not in _NO_SETTINGS]
     return names[0] if len(names) == 1 else None
 
 

@@ -93,6 +93,7 @@ def test_rows() -> None:
         ([{"d": 5, "e": 1}, {"d": 7, "e": 2}], None),
         ([{"d": 5, "seeds": [0]}, {"d": 7, "seeds": [1]}], "d"),
         ([{"d": 5}, {}], "d"),
+        ([{"d": 5, "weights": "x"}, {"d": 7, "weights": "y"}], "d"),
     ],
 )
 def test_the_one_setting_that_varies(others: list[dict], expected: str | None) -> None:
