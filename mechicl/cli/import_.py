@@ -69,7 +69,7 @@ def import_(
     lacking = [name for name, given in wanted.items() if not given]
     if lacking:
         raise InputError(
-            f"{', '.join(lacking)} must be given; mechicl import --help says what it is"
+            f"{', '.join(lacking)} must be given; mechicl import --help says what each is"
         )
     run = import_run(
         _folders(checkpoints, seed or []),

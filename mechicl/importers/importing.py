@@ -211,13 +211,13 @@ def _look(
     dropped: dict[str, None] = {}
     comparisons: list[Comparison] = []
     asked_at = chosen_steps(sources.steps)
-    problems: list[str] = []
+    problems: dict[str, list[Path]] = {}  # files, by what is wrong with them
     for file in _files(sources):
         try:
             state = read_state(file.path, key)
             parameters, zeros = translator(state, file.path)
         except InputError as error:
-            problems.append(str(error))
+            problems.setdefault(str(error).removeprefix(str(file.path)), []).append(file.path)
             if len(problems) == _FEW:
                 break
             continue
@@ -247,7 +247,7 @@ def _look(
             comparisons.append(found)
     if problems:
         more = "; the rest was not looked at" if len(problems) == _FEW else ""
-        raise InputError("; ".join(problems) + more)
+        raise InputError("; ".join(map(_of_files, problems.items())) + more)
     never = [file for seed, file in gone.items() if seed not in finite]
     if never:
         raise InputError(
@@ -256,6 +256,12 @@ def _look(
         )
     last_finite = {seed: finite[seed] for seed in gone}
     return _Looked(digest.hexdigest()[:_DIGEST], last_finite, tuple(dropped), comparisons)
+
+
+def _of_files(problem: tuple[str, list[Path]]) -> str:
+    text, paths = problem
+    more = f" (and so {len(paths) - 1} more of the files)" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}{text}"
 
 
 def _hash(digest: Any, file: _Checkpoint, parameters: Mapping[str, np.ndarray]) -> None:

@@ -92,7 +92,7 @@ class Translator:
             if key in read or self.mapping.ignores(key):
                 continue
             (dropped if self.mapping.must_be_zero(key) else left).append(key)
-        problems += [self._nonzero(key) for key in dropped if bool((state[key] != 0).any())]
+        problems += self._nonzero([key for key in dropped if bool((state[key] != 0).any())])
         problems += self._unread(left, state)
         if problems:
             raise self._refusal(where, problems)
@@ -159,7 +159,7 @@ class Translator:
             if not lacking:
                 return pieces
             tried.append(lacking[0])
-        near = get_close_matches(tried[-1].replace("*", ""), names, n=2, cutoff=0.5)
+        near = get_close_matches(tried[-1].replace("*", ""), names, n=2, cutoff=0.7)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise InputError(f"{name}: there is no {' or '.join(map(repr, tried))}{hint}")
 
@@ -171,13 +171,19 @@ class Translator:
         problems = []
         if norms and not has_norm:
             problems.append(
-                f"{_some(norms)} is of a layer norm, which model {self._model.name!r} has not: "
-                "with a norm in between it is another function, and is not imported"
+                f"{_some(norms)}: weights of a layer norm, which model {self._model.name!r} has "
+                "not: with a norm in between it is another function, and is not imported"
             )
         elif norms:
             rest += norms
-        nonzero = [key for key in rest if key.endswith("bias") and bool((state[key] != 0).any())]
-        problems += [self._nonzero(key) for key in nonzero]
+        nonzero = [
+            key
+            for key in rest
+            if key.endswith("bias")
+            and state[key].is_floating_point()
+            and bool((state[key] != 0).any())
+        ]
+        problems += self._nonzero(nonzero)
         rest = [key for key in rest if key not in nonzero]
         if rest:
             problems.append(
@@ -186,11 +192,14 @@ class Translator:
             )
         return problems
 
-    def _nonzero(self, key: str) -> str:
-        return (
-            f"{key} is not 0, and model {self._model.name!r} has no parameter there: it cannot be "
-            "the same function"
-        )
+    def _nonzero(self, keys: list[str]) -> list[str]:
+        if not keys:
+            return []
+        are = "is" if len(keys) == 1 else "are"
+        return [
+            f"{_some(keys)} {are} not 0, and model {self._model.name!r} has no parameter there: it "
+            "cannot be the same function"
+        ]
 
     # Numbers ------------------------------------------------------------------------------------
 

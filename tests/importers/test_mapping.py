@@ -266,7 +266,7 @@ def changed_state(**changes: Any) -> dict[str, torch.Tensor]:
         (
             changed_state(**{"norm1.weight": torch.ones(D), "blocks.0.ln_1.bias": torch.zeros(D)}),
             [
-                "norm1.weight, blocks.0.ln_1.bias is of a layer norm, which model",
+                "norm1.weight, blocks.0.ln_1.bias: weights of a layer norm, which model",
                 "another function",
             ],
         ),
