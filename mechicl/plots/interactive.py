@@ -53,7 +53,9 @@ for (const mark of marks) mark.location = at
 _SHOW_SEED = """
 const s = seed.options.indexOf(seed.value)
 lines.forEach((line, number) => {
-  line.glyph.line_alpha = number % seed.options.length == s ? 1 : faded
+  const alpha = number % seed.options.length == s ? 1 : faded
+  line.glyph.line_alpha = alpha
+  if ("fill_alpha" in line.glyph) line.glyph.fill_alpha = alpha
 })
 """
 _SHOW_CURVE = """
@@ -84,7 +86,7 @@ class HeatMap(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """Parts of a page, the mark of the chosen step in one, and its line of each seed."""
+    """Parts of a page, the mark of the chosen step in one, and its lines and dots of each seed."""
 
     parts: "list[Model]"
     mark: Any
@@ -293,8 +295,16 @@ def _seed_lines(plot: Any, seeds: np.ndarray, sources: Sequence[Any]) -> list[An
                 name=f"seed {seed}",
             )
         )
+    dots = [
+        # A value between gaps is on no line.
+        plot.scatter(
+            "x", "y", source=source, size=3, color=style.colour(number), alpha=line.glyph.line_alpha
+        )
+        for number, (line, source) in enumerate(zip(lines, sources, strict=True))
+    ]
     plot.add_tools(
         HoverTool(
+            renderers=lines,
             tooltips=[("", "$name"), ("step", "@step{0,0}"), ("value", "@y{%.4g}")],
             formatters={"@y": "printf"},
         )
@@ -303,7 +313,7 @@ def _seed_lines(plot: Any, seeds: np.ndarray, sources: Sequence[Any]) -> list[An
     plot.legend.background_fill_alpha = 0.7
     plot.legend.padding = plot.legend.spacing = 2
     plot.legend.location = "bottom_left"
-    return lines
+    return lines + dots
 
 
 def _losses(loss: xr.DataArray, axis: _StepAxis) -> "_Drawn":
@@ -311,8 +321,8 @@ def _losses(loss: xr.DataArray, axis: _StepAxis) -> "_Drawn":
 
     steps = loss["log_step"].values
     plot, mark = axis.figure(y_axis_type="log", name="loss")
-    values = loss.transpose("seed", "log_step").values.astype(np.float32)
-    shown = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+    values = loss.transpose("seed", "log_step").values
+    shown = _single(np.where(values > 0, values, np.nan))
     along = {"step": steps, "x": axis.places(steps)}
     sources = [ColumnDataSource(along | {"y": each}) for each in shown]
     lines = _seed_lines(plot, loss["seed"].values, sources)
@@ -326,8 +336,7 @@ def _curves(curves: Mapping[str, xr.DataArray], axis: _StepAxis) -> "_Drawn":
 
     stored = []
     for each in curves.values():
-        values = each.transpose("seed", "step").values.astype(np.float32)
-        finite = np.where(np.isfinite(values), values, np.nan)
+        finite = _single(each.transpose("seed", "step").values)
         steps = each["step"].values
         columns: dict[str, Any] = {"step": steps, "x": axis.places(steps)}
         stored.append(
@@ -349,6 +358,13 @@ def _curves(curves: Mapping[str, xr.DataArray], axis: _StepAxis) -> "_Drawn":
     return _Drawn([chosen, plot], mark, lines)
 
 
+def _single(values: np.ndarray) -> np.ndarray:
+    """Return values in single precision; what is not finite there is NaN, and drawn as a gap."""
+    with np.errstate(over="ignore"):
+        single = np.asarray(values).astype(np.float32)
+    return np.where(np.isfinite(single), single, np.float32(np.nan))
+
+
 def _map(
     name: str, drawn: HeatMap, slider: "Model", seed: "Model", steps: np.ndarray
 ) -> "list[Model]":
@@ -365,7 +381,7 @@ def _map(
         high=limit,
         nan_color=_GREY,
     )
-    first = values.isel(seed=0, step=-1, layer=0).values.astype(np.float32)
+    first = values.isel(seed=0, step=-1, layer=0).values.astype(float)
     row, column = (each.ravel() for each in np.indices((rows, columns), dtype=np.int16))
     panels = [
         ColumnDataSource({"row": row, "column": column, "value": matrix.ravel()})

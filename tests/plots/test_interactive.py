@@ -75,6 +75,14 @@ def test_a_run_without_anything_to_draw_has_controls() -> None:
     assert len(made.controls) == 2
 
 
+def test_numbers_beyond_single_precision_are_no_warning(
+    values: xr.DataArray, loss: xr.DataArray
+) -> None:
+    drawn = HeatMap(values * 1e200, limits(values * 1e200), symmetric=True)
+    curve = (loss * 1e200).rename(log_step="step")
+    explorer(STEPS, [4, 7], loss=loss * 1e200, curves={"a": curve}, maps={"KQ": drawn})
+
+
 def test_names_cannot_end_the_script(loss: xr.DataArray) -> None:
     name = "</script><b>'\"&"
     made = explorer(STEPS, [4, 7], curves={name: loss.rename(log_step="step")})

@@ -112,6 +112,9 @@ def of_run(run: Run, results: Mapping[str, xr.Dataset], *, attention: bool) -> E
     else:
         maps.notes.append("attention is left out, as asked: mechicl report RUN has it")
     loss, text = _loss(run, seeds)
+    if not (np.isfinite(loss) & (loss > 0)).any():
+        loss = None
+        maps.notes.append("the training loss is not drawn: no value above 0 is logged")
     curves = _curves(results, seeds, maps.notes)
     steps = run.steps[spread(run.steps, MOST_STEPS)]
     if len(steps) < len(run.steps):

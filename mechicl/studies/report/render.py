@@ -1,5 +1,6 @@
 """A page from its template: everything that it is given is text, and escaped."""
 
+import os
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,8 @@ def place(out: str | Path | None, default: Path | None) -> Path:
     InputError
         For a URL, a directory, another ending than `.html`, a file that is there and is no report,
         and where there is neither `out` nor a default.
+    MechiclError
+        If its folder is read-only.
     """
     chosen = default if out is None else out
     if chosen is None:
@@ -36,6 +39,9 @@ def place(out: str | Path | None, default: Path | None) -> Path:
     target = local_file(chosen, ending=".html", overwrite=True)
     if target.exists() and not _is_ours(target):
         raise InputError(f"{target} is there and is no report of mechicl; give another name")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        raise MechiclError(f"{above} is read-only; --out FILE.html puts the page elsewhere")
     return target
 
 

@@ -114,13 +114,15 @@ def test_the_chosen_step_is_marked_and_the_chosen_seed_stands_out(
 ) -> None:
     shown = opened(running, made.path)
     mark = "model.center.find(each => each.type == 'Span').location"
-    alphas = "model.renderers.map(line => line.glyph.line_alpha.value)"
+    alphas = "model.renderers.slice(0, 2).map(line => line.glyph.line_alpha.value)"
     assert (shown.model("loss", mark), shown.model("curves", mark)) == (40, 40)
     assert shown.model("loss", alphas) == [1, 0.3]
     press(shown, "Home")
     choose(shown, "Seed", "3")
     assert (shown.model("loss", mark), shown.model("curves", mark)) == (0.5, 0.5)
     assert shown.model("loss", alphas) == shown.model("curves", alphas) == [0.3, 1]
+    dots = "model.renderers.slice(2).map(dot => dot.glyph.fill_alpha.value)"
+    assert shown.model("loss", dots) == shown.model("curves", dots) == [0.3, 1]
     shown.page.close()
 
 

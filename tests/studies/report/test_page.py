@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 import mechicl
 from mechicl import analyses, plots, results
@@ -219,19 +221,40 @@ def test_a_report_is_replaced(small_copy: Path) -> None:
     assert len(Page(done.path).all("img")) == 1
 
 
-def test_a_read_only_run_needs_another_place(small_copy: Path, tmp_path: Path) -> None:
+def test_a_read_only_run_needs_another_place(
+    small_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.rmtree(small_copy / "analyses")
-    monkey = pytest.MonkeyPatch()
-
-    def refuse(self: Run, out: object = None) -> Path:
-        raise MechiclError("read-only")
-
-    with monkey.context() as patch:
-        patch.setattr(Run, "results_directory", refuse)
-        done = report(small_copy, tmp_path / "p.html", probes=["circuits"], attention=False)
-    assert (done.computed, done.saved) == (["circuits"], False)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != small_copy and access(path, mode))
+    with pytest.raises(MechiclError, match=r"is read-only; --out FILE\.html"):
+        report(small_copy, probes=["circuits"])
+    out = tmp_path / "p.html"
+    done = report(small_copy, out, probes=["circuits"], attention=False)
+    assert (done.path, done.computed, done.saved) == (out, ["circuits"], False)
     assert not (small_copy / "analyses").exists()
-    assert Page(done.path).all("img")
+    assert Page(out).all("img")
+
+
+def test_a_run_at_a_url_is_read_from_there(small_copy: Path, tmp_path: Path) -> None:
+    url = f"file://{small_copy}"
+    with pytest.raises(InputError, match="give one with --out"):
+        report(url)
+    done = report(url, tmp_path / "p.html", probes=["circuits"], attention=False)
+    assert (done.computed, done.saved) == (["circuits"], False)
+    assert Page(done.path).one("p", **{"class": "where"}).text == url
+
+
+def test_a_run_that_has_just_begun_has_a_page(small_copy: Path) -> None:
+    group = zarr.open_group(small_copy / "trajectory.zarr")
+    group["n_saved"][...] = 1
+    done = report(small_copy, attention=False)
+    page = Page(done.path)
+    assert "the training loss is not drawn: no value above 0 is logged" in done.notes
+    assert done.notes[0].startswith("attention is left out")
+    assert [each.text for each in page.all("h3")][:2] == ["KQ", "OV"]
+    said = page.all("p", **{"class": "warning"})[0].text
+    assert said.startswith("Unfinished run (or still training): 1 of ")
 
 
 def test_a_damaged_run_leaves_the_page_that_was_there(small_copy: Path) -> None:
