@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import mechicl
+from mechicl.plots.interactive import HeatMap, explorer, limits, scripts
 from mechicl.studies.report import Report
 from tests.studies.report.browser import Opened, browser, opened
 
@@ -167,4 +169,27 @@ def test_on_paper_there_are_figures_and_no_controls(
     shown.page.pdf(path=str(paper), format="A4")
     assert paper.read_bytes().startswith(b"%PDF")
     assert paper.stat().st_size > 50_000
+    shown.page.close()
+
+
+def test_a_layer_of_several_is_chosen(running: Any, tmp_path: Path) -> None:
+    dims = ("seed", "step", "layer", "head", "d_key", "d_query")
+    matrices = np.random.default_rng(0).normal(size=(2, 3, 2, 2, 4, 5))
+    given = xr.DataArray(matrices, {"seed": [0, 3], "step": [0, 5, 7]}, dims)
+    maps = {"KQ": HeatMap(given, limits(given), symmetric=True)}
+    made = explorer(np.array([0, 5, 6, 7]), [0, 3], maps=maps)
+    places = "".join([*made.controls, *made.plots["KQ"]])
+    page = tmp_path / "page.html"
+    page.write_text(f"<!DOCTYPE html><body>{places}{scripts()}{made.script}", encoding="utf-8")
+    shown = opened(running, page)
+    choose(shown, "Layer", "1")
+    for head in (0, 1):
+        expected = given.isel(seed=0, step=-1, layer=1, head=head).values
+        np.testing.assert_allclose(values(shown, f"KQ {head}", (4, 5)), expected, atol=2e-4)
+    choose(shown, "Seed", "3")
+    press(shown, "ArrowLeft")  # step 6, which the map has not: it shows step 5
+    assert shown.model("KQ 0", "model.title.text") == "head 0, step 5, seed 3"
+    expected = given.isel(seed=1, step=1, layer=1, head=0).values
+    np.testing.assert_allclose(values(shown, "KQ 0", (4, 5)), expected, atol=2e-4)
+    assert shown.complaints == []
     shown.page.close()
