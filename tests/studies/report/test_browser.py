@@ -98,6 +98,29 @@ def test_steps_and_seeds_move_the_heat_maps(running: Any, made: Report, circuit:
     shown.page.close()
 
 
+def middle(shown: Opened) -> bytes:
+    """The entries in the middle of the first heat map, as they are on the screen."""
+    panel = shown.page.locator(".panels > div").first
+    panel.scroll_into_view_if_needed()
+    shown.page.wait_for_timeout(300)  # drawn with the next frame
+    box = panel.bounding_box()
+    size = {"width": box["width"] * 0.4, "height": box["height"] * 0.3}
+    corner = {"x": box["x"] + box["width"] * 0.35, "y": box["y"] + box["height"] * 0.3}
+    return shown.page.screenshot(clip=corner | size)
+
+
+def test_what_is_on_the_screen_moves(running: Any, made: Report) -> None:
+    shown = opened(running, made.path)
+    last = middle(shown)
+    press(shown, "Home")
+    first = middle(shown)
+    assert first != last
+    assert middle(shown) == first, "and otherwise stays"
+    press(shown, "End")
+    assert middle(shown) == last
+    shown.page.close()
+
+
 def test_attention_follows_too_and_rows_sum_to_one(running: Any, made: Report) -> None:
     shown = opened(running, made.path)
     last = values(shown, "attention 0", (6, 6))
