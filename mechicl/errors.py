@@ -38,6 +38,22 @@ class RunLockedError(MechiclError):
     """Another process is writing this run."""
 
 
+def in_a_line(error: BaseException) -> str:
+    r"""Return what an error says, in one line; of an error that is not ours its kind as well.
+
+    >>> in_a_line(InputError("no YAML:\n  line 2"))
+    'no YAML: line 2'
+    >>> in_a_line(KeyError("W_Q"))
+    "KeyError: 'W_Q'"
+    >>> in_a_line(ValueError())
+    'ValueError'
+    """
+    said, kind = " ".join(str(error).split()), type(error).__name__
+    if isinstance(error, MechiclError) and said:
+        return said
+    return f"{kind}: {said}" if said else kind
+
+
 def canonical(name: str) -> str:
     """Return `name` as registries and settings spell it: `-` is accepted for `_`."""
     return name.strip().replace("-", "_")

@@ -15,7 +15,7 @@ def local_directory(path: str | Path) -> Path:
     text = path_text(path)
     if is_url(text):
         raise InputError(f"{text} is a URL, and only local directories are written; give a path")
-    local = Path(text).expanduser()
+    local = expanded(text)
     try:
         if not local.is_dir() and (local.exists() or local.is_symlink()):
             raise InputError(f"{local} is not a directory; give another path")
@@ -33,7 +33,7 @@ def local_file(path: str | Path, *, ending: str, overwrite: bool) -> Path:
     text = path_text(path)
     if is_url(text):
         raise InputError(f"{text} is a URL, and only local files are written; give a path")
-    local = Path(text).expanduser()
+    local = expanded(text)
     try:
         if local.is_dir():
             raise InputError(f"{local} is a directory; give a file, such as {local}/name{ending}")
@@ -49,6 +49,17 @@ def local_file(path: str | Path, *, ending: str, overwrite: bool) -> Path:
     except OSError as error:
         raise InputError(f"{local} is no place to write to: {error.strerror or error}") from None
     return local
+
+
+def expanded(path: str | Path) -> Path:
+    """Return `path` with `~` expanded; raise InputError where it names no user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise InputError(
+            f"{str(path)!r} begins with the home of a user that this machine does not know; give "
+            "the path without ~, or ./~... for what is called so"
+        ) from None
 
 
 def path_text(path: object) -> str:

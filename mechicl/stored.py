@@ -17,7 +17,7 @@ from mechicl.checkpoints.layout import CONFIG, ORIGIN, TRAJECTORY, resume_step
 from mechicl.checkpoints.reader import is_url
 from mechicl.config import Config
 from mechicl.errors import DamagedRunError, InputError, MechiclError, integer
-from mechicl.paths import local_file, path_text
+from mechicl.paths import expanded, local_file, path_text
 from mechicl.tasks import Task
 from mechicl.training import ImportedRecipe, Recipe, settings_digest, stored_recipe
 from mechicl.version import __version__
@@ -48,7 +48,7 @@ class StoredRun:
 
     def __init__(self, path: str | Path) -> None:
         text = path_text(path)
-        self.path: str | Path = text if is_url(text) else Path(text).expanduser()
+        self.path: str | Path = text if is_url(text) else expanded(text)
         self.trajectory = read_trajectory(self.path)
         self.config: dict[str, Any] = read_config(self.path)
         config_file = f"{self.path}/{CONFIG}"

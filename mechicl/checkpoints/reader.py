@@ -159,10 +159,11 @@ def fingerprint(path: Location) -> str:
     It changes when a checkpoint is committed, when the run is replaced or its settings change. A
     path at which there is no run has one too.
     """
-    run = path if is_url(path) else Path(path).expanduser()
+    run = path if is_url(path) else Path(path)
     known = sha256()
     for name in (CONFIG, f"{TRAJECTORY}/{_METADATA}", f"{TRAJECTORY}/n_saved/c"):
-        with suppress(DamagedRunError):
+        # A URL may name a service that is not installed: whoever opens the run is told so.
+        with suppress(DamagedRunError if isinstance(run, Path) else Exception):
             known.update(_read_bytes(run, name))
         known.update(name.encode())
     if isinstance(run, Path):

@@ -15,13 +15,12 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Check a run, every byte of every checkpoint: what is lost, altered, odd or left behind."""
-    from pathlib import Path
-
     from mechicl import checkpoints
     from mechicl.checkpoints.reader import is_url
+    from mechicl.paths import expanded
 
     local = run_dir.strip() and not is_url(run_dir)
-    findings = checkpoints.verify(Path(run_dir).expanduser() if local else run_dir)
+    findings = checkpoints.verify(expanded(run_dir) if local else run_dir)
     damaged = [finding for finding in findings if finding.severity == "damage"]
     if json:
         _print_json(run_dir, findings, damaged=bool(damaged))

@@ -14,7 +14,7 @@ from mechicl.errors import InputError
 from mechicl.importers.files import read_fields
 from mechicl.models import Model
 from mechicl.models.evaluate import evaluate
-from mechicl.paths import path_text
+from mechicl.paths import expanded, path_text
 from mechicl.tasks import Task
 
 TOLERANCE = 1e-4
@@ -114,7 +114,7 @@ def read_outputs(given: OutputsLike) -> list[Outputs]:
 def _fields(given: OutputsLike) -> tuple[str, dict[str, np.ndarray]]:
     if isinstance(given, Mapping):
         return "the outputs", {str(key): _array(value) for key, value in given.items()}
-    path = Path(path_text(given)).expanduser()
+    path = expanded(path_text(given))
     if path.suffix != ".npz":
         return str(path), {name: _array(value) for name, value in read_fields(path).items()}
     try:

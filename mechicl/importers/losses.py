@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from mechicl.errors import InputError
-from mechicl.paths import path_text
+from mechicl.paths import expanded, path_text
 
 _FEW = 5
 
@@ -48,7 +48,7 @@ def read_losses(path: str | Path | None, seeds: tuple[int, ...], n_steps: int) -
     values = np.full((len(seeds), n_steps), np.nan, np.float32)
     if path is None:
         return Losses(values, 0)
-    file = Path(path_text(path)).expanduser()
+    file = expanded(path_text(path))
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)

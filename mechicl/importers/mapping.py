@@ -12,6 +12,7 @@ import pydantic
 from mechicl.config import Config, parse_yaml, read_yaml
 from mechicl.errors import InputError, invalid, unknown
 from mechicl.models import Model
+from mechicl.paths import expanded
 from mechicl.schema import Var
 from mechicl.tasks import Task
 
@@ -319,7 +320,7 @@ def _read(source: Any) -> tuple[dict[str, Any], str]:
         raise InputError(
             f"a mapping is a name, a path of YAML or a dict; given {type(source).__name__}"
         )
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.suffix in (".yaml", ".yml"):
         settings, name = read_yaml(path, "mapping"), path.stem
     else:

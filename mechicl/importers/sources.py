@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mechicl.errors import InputError
-from mechicl.paths import path_text
+from mechicl.paths import expanded, path_text
 from mechicl.training import MOST_STEPS
 
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -119,7 +119,7 @@ def _folders(checkpoints: object) -> dict[int, Path]:
 
 
 def _folder(path: object) -> Path:
-    folder = Path(path_text(path)).expanduser()
+    folder = expanded(path_text(path))
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "is not there"
         raise InputError(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mechicl.errors import InputError, MechiclError, integer
+from mechicl.errors import InputError, MechiclError, in_a_line, integer
 from mechicl.studies.parts import FAILED, Failure, Job, compute, compute_pinned
 
 if TYPE_CHECKING:
@@ -134,9 +134,10 @@ def _remote(address: str, timeout: float) -> "Iterator[Client]":
         raise MechiclError(
             f"the scheduler {address} does not answer within {timeout:g} s ({error}): {hint}"
         ) from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # TypeError: what tls:// or ucx:// needs is not set
         raise InputError(
-            f"{address!r} is no address of a scheduler ({error}), such as tcp://HOST:8786"
+            f"{address!r} is no address of a scheduler that can be used here ({error}); give one "
+            "such as tcp://HOST:8786"
         ) from None
     with client:
         try:
@@ -217,4 +218,4 @@ def _ended(error: Exception) -> str:
             "its worker process ended every time that it was computed: it was killed, as for want "
             "of memory, or crashed"
         )
-    return f"{type(error).__name__}: {error}"
+    return in_a_line(error)

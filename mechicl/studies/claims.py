@@ -14,6 +14,7 @@ import pydantic
 
 from mechicl.config import Config, parse_yaml, read_yaml
 from mechicl.errors import invalid, unknown
+from mechicl.paths import expanded
 
 _PACKAGE = "mechicl.claims"
 
@@ -138,7 +139,7 @@ def load_claim(source: str | Path) -> Claim:
     InputError
         For an unknown id, with the nearest match, and for a file that is no claim.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.suffix in (".yaml", ".yml"):
         name, settings = path.stem, read_yaml(path, "claim")
     else:

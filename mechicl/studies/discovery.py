@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.checkpoints.reader import Location, is_url
 from mechicl.errors import InputError, NothingToAnalyseError
-from mechicl.paths import path_text
+from mechicl.paths import expanded, path_text
 from mechicl.run import Run
 
 RunsLike = str | Path | Run
@@ -68,15 +68,19 @@ def _meant(given: str | Path, listed_in: Path | None, notify: Callable[[str], No
     text = path_text(given)
     if is_url(text):
         return [text.rstrip("/")]
-    path = Path(text).expanduser()
+    path = expanded(text)
     if listed_in is not None:
         path = listed_in.parent / path
     said = f" (in {listed_in})" if listed_in else ""
-    if path.is_file():
+    try:
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except OSError as error:
+        raise InputError(f"{path}{said} cannot be read: {error.strerror or error}") from None
+    if is_file:
         if listed_in is not None:
             raise InputError(f"{path}{said} is a file; a list has run directories and patterns")
         return _of_list(path, notify)
-    if path.is_dir():
+    if is_folder:
         runs = list(_below(path))
         if not runs:
             raise NothingToAnalyseError(
@@ -85,12 +89,14 @@ def _meant(given: str | Path, listed_in: Path | None, notify: Callable[[str], No
         return runs
     if glob.has_magic(str(path)):
         return _matching(path, said, notify)
+    if path.exists():
+        raise InputError(f"{path}{said} is neither a folder nor a file; give one that has runs")
     raise InputError(f"there is no {path}{said}; give a run, a folder of runs, or a pattern")
 
 
 def _matching(pattern: Path, said: str, notify: Callable[[str], None]) -> list[Path]:
     # Path.glob takes no absolute pattern.
-    found = glob.glob(str(pattern), recursive=True)  # noqa: PTH207
+    found = glob.glob(_with_literal_folder(pattern), recursive=True)  # noqa: PTH207
     matches = [Path(each) for each in sorted(found)]
     folders = [each for each in matches if each.is_dir()]
     runs, empty = [], []
@@ -112,11 +118,19 @@ def _matching(pattern: Path, said: str, notify: Callable[[str], None]) -> list[P
     return list(dict.fromkeys(runs)) if "**" in str(pattern) else runs
 
 
+def _with_literal_folder(pattern: Path) -> str:
+    """Return a pattern whose longest leading part that is a folder, `a [b]`, stands for itself."""
+    folder = next((each for each in pattern.parents if each.is_dir()), None)
+    if folder is None:
+        return str(pattern)
+    return os.path.join(glob.escape(str(folder)), pattern.relative_to(folder))  # noqa: PTH118
+
+
 def _of_list(path: Path, notify: Callable[[str], None]) -> list:
     if path.name == CONFIG:
         raise InputError(f"{path} is the configuration of a run; give its directory, {path.parent}")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is no list of runs: {error}; a list is text") from None
     entries = [line.partition("#")[0].strip() for line in lines]

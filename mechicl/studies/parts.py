@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from mechicl import analyses
 from mechicl.checkpoints import fingerprint
 from mechicl.checkpoints.reader import Location
-from mechicl.errors import InputError, MechiclError, NothingToAnalyseError
+from mechicl.errors import InputError, NothingToAnalyseError, in_a_line
 from mechicl.results import write_aside
 from mechicl.run import Run, open_run
 from mechicl.version import __version__
@@ -138,7 +138,7 @@ def compute(asked: Job) -> list[Failure]:
         run = open_run(asked.run)
         _write_json(asked.facts, facts_of(run))
     except Exception as error:
-        return [Failure(asked.run, "", _kind(error, of_probe=False), _said(error))]
+        return [Failure(asked.run, "", _kind(error, of_probe=False), in_a_line(error))]
     return [
         failure for name in asked.probes if (failure := _compute_one(asked, run, name)) is not None
     ]
@@ -168,9 +168,9 @@ def _compute_one(asked: Job, run: Run, name: str) -> Failure | None:
             return None
         _write_refusal(asked.part(name), reason)
     except (NothingToAnalyseError, InputError) as error:
-        return Failure(asked.run, name, _kind(error, of_probe=True), _said(error))
+        return Failure(asked.run, name, _kind(error, of_probe=True), in_a_line(error))
     except Exception as error:
-        return Failure(asked.run, name, FAILED, _said(error))
+        return Failure(asked.run, name, FAILED, in_a_line(error))
     return Failure(asked.run, name, DOES_NOT_APPLY, reason)
 
 
@@ -178,10 +178,6 @@ def _kind(error: Exception, *, of_probe: bool) -> Kind:
     """Tell a run that is wrong for a probe, or for a setting such as its hook, from a fault."""
     refused = (NothingToAnalyseError, InputError) if of_probe else NothingToAnalyseError
     return DOES_NOT_APPLY if isinstance(error, refused) else FAILED
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, MechiclError) else f"{type(error).__name__}: {error}"
 
 
 def facts_of(run: Run) -> dict[str, Any]:

@@ -20,8 +20,15 @@ import pydantic
 from mechicl.checkpoints import read_config
 from mechicl.checkpoints.layout import CONFIG, INDECISIVE, TRAJECTORY
 from mechicl.config import Config, read_yaml
-from mechicl.errors import InputError, MechiclError, NothingToAnalyseError, RunLockedError, invalid
-from mechicl.paths import local_directory
+from mechicl.errors import (
+    InputError,
+    MechiclError,
+    NothingToAnalyseError,
+    RunLockedError,
+    in_a_line,
+    invalid,
+)
+from mechicl.paths import expanded, local_directory
 from mechicl.results import write_aside
 from mechicl.run import open_run
 from mechicl.studies.trained import Watch, trained, unwatched
@@ -127,14 +134,14 @@ class Sweep(Config):
 
 def load_sweep(source: str | Path) -> Sweep:
     """Read a sweep's YAML file; raise InputError for what is none, with all that is wrong in it."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     settings = {"name": path.stem, **read_yaml(path, "sweep")}
     try:
         found = Sweep.model_validate(settings)
     except pydantic.ValidationError as error:
         raise invalid(f"sweep {str(path)!r}", error, known=Sweep.model_fields) from None
     if Path(found.recipe).suffix in (".yaml", ".yml"):
-        beside = path.parent / Path(found.recipe).expanduser()
+        beside = path.parent / expanded(found.recipe)
         return found.model_copy(update={"recipe": str(beside)})
     return found
 
@@ -239,7 +246,7 @@ def sweep(
             except RunLockedError as error:
                 trouble = "running", str(error)
             except (MechiclError, OSError, RuntimeError) as error:  # torch: out of memory
-                trouble = "failed", _line(error)
+                trouble = "failed", in_a_line(error)
             finally:
                 standing = _standing(recipes, root, known=standing, tried=name, trouble=trouble)
                 _write_index(standing.values(), root)
@@ -304,7 +311,7 @@ def _look(entry: Entry) -> Entry:
     except NothingToAnalyseError:  # begun, and cut short before its first commit
         return replace(entry, status="unfinished")
     except MechiclError as error:
-        return replace(entry, status="failed", reason=_line(error))
+        return replace(entry, status="failed", reason=in_a_line(error))
     return replace(
         entry,
         status="complete" if run.complete else "unfinished",
@@ -381,12 +388,6 @@ def _slug(value: object) -> str:
 
 def _hash(settings: Settings) -> str:
     return sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:8]
-
-
-def _line(error: BaseException) -> str:
-    """Return what an error says, in a line."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if isinstance(error, MechiclError) else f"{type(error).__name__}: {said}"
 
 
 def _write_index(entries: Iterable[Entry], root: Path) -> None:

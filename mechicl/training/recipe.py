@@ -13,6 +13,7 @@ from mechicl.checkpoints import Schedule
 from mechicl.checkpoints.layout import ORIGIN
 from mechicl.config import Config, parse_yaml, read_yaml
 from mechicl.errors import DamagedRunError, InputError, canonical, invalid, unknown
+from mechicl.paths import expanded
 from mechicl.training.experiment import MOST_STEPS, Experiment, ImportedRecipe, leaves
 
 _PACKAGE = "mechicl.recipes"
@@ -219,7 +220,7 @@ def _read(source: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]
     """Return the settings in a recipe's file, and those of each of its scales."""
     if not isinstance(source, (str, Path)):
         raise InputError(f"a recipe is a name, a path or a Recipe; given {type(source).__name__}")
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.suffix in (".yaml", ".yml"):
         name, settings = path.stem, read_yaml(path, "recipe")
     else:

@@ -65,6 +65,21 @@ def test_a_list_has_comments_patterns_and_paths_relative_to_itself(root: Path) -
     assert names(find_runs([file])) == ["other/a", "runs/a", "runs/deep/er/c"]
 
 
+def test_a_list_of_windows_is_read_too(root: Path) -> None:
+    (root / "list.txt").write_bytes("\ufeffruns/a\r\n\r\nruns/b  # ours\r\n".encode())
+    assert names(find_runs(["list.txt"])) == ALL[:2]
+
+
+def test_folders_that_look_like_patterns_stand_for_themselves(root: Path) -> None:
+    folder = root / "seeds [0-3] *"
+    (root / "runs").rename(folder)
+    (folder / "list.txt").write_text("[ab]\n")
+    found = [folder / "a", folder / "b"]
+    assert find_runs([folder / "list.txt"]) == found
+    assert find_runs(["seeds [0-3] */[ab]"]) == found
+    assert find_runs([str(folder / "**")]) == [*found, folder / "deep" / "er" / "c"]
+
+
 def test_a_run_given_twice_is_kept_once_and_told(root: Path) -> None:
     (root / "link").symlink_to(root / "runs" / "a")
     with pytest.warns(UserWarning, match=r"kept once: .*link|kept once: .*runs/a"):
@@ -98,6 +113,8 @@ def test_a_folder_that_matches_and_holds_no_run_is_told(root: Path) -> None:
         (["runs/*.txt"], NothingToAnalyseError, "of 1 matches, 0 are folders"),
         (["runs/notes.txt"], InputError, r"there is no runs/no run \(in runs/notes.txt\)"),
         ([""], InputError, "cannot be empty"),
+        (["x" * 300], InputError, "x cannot be read: File name too long"),
+        (["/dev/null"], InputError, "/dev/null is neither a folder nor a file"),
         ([3], InputError, "a path is text"),
     ],
 )

@@ -282,6 +282,14 @@ def test_one_run_that_cannot_be_read_stops_nothing(
     assert set(found.table["run"]) == {"a", "c"}
 
 
+@pytest.mark.parametrize("url", ["nonsense://x", "memory://absent"])
+def test_a_url_that_cannot_be_read_stops_nothing(copies: Path, url: str) -> None:
+    found = mechicl.study([copies, url], "sign_matching")
+    (failure,) = found.failures
+    assert (failure.run, failure.probe, failure.kind) == (url, "", "failed")
+    assert found.results["sign_matching"]["run_name"].values.tolist() == ["a", "b", "c"]
+
+
 def test_runs_that_a_probe_does_not_apply_to_are_told_again_and_again(
     copies: Path, tmp_path: Path
 ) -> None:
@@ -391,7 +399,7 @@ def test_a_study_of_a_later_version_is_refused(copies: Path, tmp_path: Path) -> 
 def test_a_result_above_the_limit_is_refused_and_its_parts_are_kept(
     copies: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"over the limit of 0\.0 GiB; finished parts are kept"):
+    with pytest.raises(InputError, match=r"over the limit of 9.3e-08 GiB; finished parts are kept"):
         mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr", limit=100)
     assert len(part_files(tmp_path / "s.zarr")) == 3
     assert not (tmp_path / "s.zarr").exists()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mechicl import analyses
 from mechicl.checkpoints.layout import CONFIG
 from mechicl.checkpoints.reader import is_url
-from mechicl.paths import path_text
+from mechicl.paths import expanded, path_text
 from mechicl.run import Run, open_run
 from mechicl.studies.report import render
 
@@ -106,7 +106,7 @@ def _is_study(path: str | Path) -> bool:
     text = path_text(path)
     if is_url(text) or not text.rstrip("/").endswith(".zarr"):
         return False
-    return not (Path(text).expanduser() / CONFIG).exists()
+    return not (expanded(text) / CONFIG).exists()
 
 
 def _of_study(study: "Study", out: str | Path | None, probes: Sequence[str] | None) -> Report:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from mechicl.checkpoints.reader import is_url
 from mechicl.errors import InputError, MechiclError
-from mechicl.paths import local_file, path_text
+from mechicl.paths import expanded, local_file, path_text
 from mechicl.results import write_aside
 from mechicl.version import __version__
 
@@ -56,7 +56,7 @@ def _is_ours(path: Path) -> bool:
 def default_place(path: str | Path) -> Path | None:
     """Return where the report of a run or study goes of itself; None for a URL."""
     text = path_text(path)
-    return None if is_url(text) else Path(text).expanduser() / "report.html"
+    return None if is_url(text) else expanded(text) / "report.html"
 
 
 def write(target: Path, template: str, **content: Any) -> Path:
