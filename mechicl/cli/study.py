@@ -81,8 +81,9 @@ def study(
         raise InputError(f"--probe names what to run; there are {', '.join(analyses.names())}")
     names = list(dict.fromkeys(analyses.get(name).name for name in probe))
     chosen = settings.by_probe(settings.parse(set or []), names)
-    if not 0 < limit < float("inf"):
-        raise InputError(f"--limit is a number of GiB above 0; given {limit:g}")
+    most = limit * 2**30
+    if not 1 <= most < float("inf"):
+        raise InputError(f"--limit is a number of GiB above 0, a byte at least; given {limit:g}")
     try:
         with remarks(), progress.counted("runs") as on_done:
             made = study_runs(
@@ -98,7 +99,7 @@ def study(
                 figures=plot,
                 parquet=parquet,
                 all_columns=all_columns,
-                limit=int(limit * 2**30),
+                limit=int(most),
                 on_done=on_done,
                 notify=progress.say,
             )

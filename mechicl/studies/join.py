@@ -182,10 +182,15 @@ def _require_size(
     way = "" if join == "last" else ", --join last keeps the last step of each run alone"
     raise InputError(
         f"results of {parts[0].head['attrs'].get('probe')!r} over {len(parts)} runs would take "
-        f"{size / 2**30:.1f} GiB (run {len(parts):,}, {sizes}), over the limit of "
-        f"{limit / 2**30:.1f} GiB; finished parts are kept: take fewer runs{way}, or give a larger "
+        f"{_gib(size)} (run {len(parts):,}, {sizes}), over the limit of {_gib(limit)}; "
+        f"finished parts are kept: take fewer runs{way}, or give a larger "
         "--limit (in Python limit=, in bytes)"
     )
+
+
+def _gib(size: int) -> str:
+    number = size / 2**30
+    return f"{number:,.1f} GiB" if number >= 0.1 else f"{number:.2g} GiB"
 
 
 def _write_axes(group: zarr.Group, parts: Sequence[Part], axes: Mapping[str, Axis]) -> list[str]:

@@ -101,6 +101,13 @@ def test_one_damaged_run_is_told_and_the_rest_is_done(here: Path) -> None:
     assert "its training has not begun" in done.stderr
 
 
+def test_a_reason_of_several_lines_is_told_in_one(here: Path) -> None:
+    (here / "runs" / "loud" / "config.yaml").write_text("::: [")
+    done = call("runs/*", "--probe", "sign_matching", "--no-plot")
+    (line,) = [line for line in done.stdout.splitlines() if "is not YAML: while parsing" in line]
+    assert line.endswith("column 1")
+
+
 def test_mixed_tasks(here: Path) -> None:
     tiny = {"n_steps": 2, "seeds": [0], "batch_size": 4}
     mechicl.train("yuksel2026-minimal", here / "runs" / "chain", overrides=tiny, compile=False)
@@ -154,7 +161,10 @@ def test_the_same_run_twice_is_told(here: Path) -> None:
         (["runs", "--probe", "circuits", "--jobs", "0"], 2, "jobs is an integer from 1"),
         (["runs", "--probe", "circuits", "--out", "x"], 2, "ends in .zarr"),
         (["runs", "--probe", "circuits", "--limit", "1e-8"], 2, "over the limit"),
-        (["runs", "--probe", "circuits", "--limit", "nan"], 2, "above 0; given nan"),
+        (["runs", "--probe", "circuits", "--limit", "1e-8"], 2, "limit of 9.3e-09 GiB"),
+        (["runs", "--probe", "circuits", "--limit", "nan"], 2, "a byte at least; given nan"),
+        (["runs", "--probe", "circuits", "--limit", "1e300"], 2, "a byte at least; given 1e+300"),
+        (["runs", "--probe", "circuits", "--limit", "1e-12"], 2, "a byte at least; given 1e-12"),
         (["runs", "--probe", "circuits", "--scheduler", "x", "--jobs", "2"], 2, "give one"),
         (["runs", "--probe", "circuits", "--against", "runs/quiet"], 2, "against others"),
         (["runs", "--probe", "head_permutation"], 3, "no probe applies to any"),

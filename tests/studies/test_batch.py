@@ -104,6 +104,8 @@ def test_a_scheduler_that_does_not_answer_is_said(one_run: Path, tmp_path: Path)
         batch.run_jobs(asked, scheduler="tcp://127.0.0.1:9", timeout=0.3)
     with pytest.raises(InputError, match="is no address of a scheduler"):
         batch.run_jobs(asked, scheduler="nonsense://x", timeout=0.3)
+    with pytest.raises(InputError, match=r"tls://127\.0\.0\.1:9' is no address .*TLS"):
+        batch.run_jobs(asked, scheduler="tls://127.0.0.1:9", timeout=0.3)
 
 
 @pytest.mark.parametrize(
