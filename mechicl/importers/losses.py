@@ -65,6 +65,9 @@ def read_losses(path: str | Path | None, seeds: tuple[int, ...], n_steps: int) -
             f"the losses {file} are a CSV with the columns {', '.join(wanted)}; it has "
             f"{', '.join(columns) or 'none'}"
         )
+    twice = [name for name in ("step", "loss", "seed") if columns.count(name) > 1]
+    if twice:
+        raise InputError(f"the losses {file} have the column {twice[0]} more than once; keep one")
     problems: list[str] = []
     seen: set[tuple[int, int]] = set()
     n_late = 0
@@ -93,9 +96,13 @@ def _place(row: dict[str, str], seeds: tuple[int, ...]) -> tuple[int, int, float
         step, loss = int(row["step"]), float(row["loss"])
         seed = int(row["seed"]) if "seed" in row else seeds[0]
     except (ValueError, TypeError):
-        return f"is not numbers: {', '.join(str(value) for value in row.values())}"
+        return f"is not numbers: {', '.join(str(value)[:40] for value in row.values())}"
+    if None in row:
+        return f"has more numbers than there are columns: {', '.join(map(str, row.values()))[:80]}"
     if seed not in seeds:
         return f"is of seed {seed}; imported are {', '.join(map(str, seeds))}"
     if step < 0:
         return f"is of step {step}"
+    if math.isfinite(loss) and abs(loss) > float(np.finfo(np.float32).max):
+        return f"has a loss of {loss:g}, too large for float32"
     return seed, step, loss if math.isfinite(loss) else math.nan

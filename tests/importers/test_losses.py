@@ -36,6 +36,9 @@ def test_losses_are_placed_and_the_rest_is_nan(tmp_path: Path) -> None:
         ("step,loss\n0,1\n", (0, 1), "the columns step, loss, seed; it has step, loss"),
         ("step,loss,seed\n0,1,4\n", (0, 1), "line 2 is of seed 4; imported are 0, 1"),
         ("", (0,), "it has none"),
+        ("step,loss,loss\n0,1,2\n", (0,), "have the column loss more than once"),
+        ("step,loss\n0,0,53\n", (0,), "line 2 has more numbers than there are columns: 0, 0, .'53"),
+        ("step,loss\n0,1e300\n", (0,), r"line 2 has a loss of 1e\+300, too large for float32"),
         ("step,loss\n" + "x,1\n" * 9, (0,), "line 6 is not numbers: x, 1; and 4 more"),
     ],
 )
