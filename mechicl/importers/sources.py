@@ -96,7 +96,16 @@ def _folders(checkpoints: object) -> dict[int, Path]:
         wrong = [seed for seed in checkpoints if type(seed) is not int or not 0 <= seed < 2**63]
         if wrong:
             raise InputError(f"seeds are integers from 0; given {wrong}")
-        return {seed: _folder(folder) for seed, folder in checkpoints.items()}
+        folders = {seed: _folder(folder) for seed, folder in checkpoints.items()}
+        places: dict[Path, int] = {}
+        for seed, folder in folders.items():
+            other = places.setdefault(folder.resolve(), seed)
+            if other != seed:
+                raise InputError(
+                    f"seeds {other} and {seed} are both from {folder}; a seed has a folder of its "
+                    "own"
+                )
+        return folders
     folder = _folder(checkpoints)
     seeds: dict[int, Path] = {}
     inside = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -155,7 +164,7 @@ def _inside(folder: Path) -> list[Path]:
 
 def _weights(path: Path) -> Path:
     """Return the file of weights of a checkpoint that may be a folder."""
-    if path.is_file():
+    if not path.is_dir():  # a file, or a link to nothing, which reading it will say
         return path
     inside = _inside(path)
     for name in _WHOLE:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mechicl.errors import InputError
+from mechicl.importers.files import read_state
 from mechicl.importers.sources import find
 
 
@@ -136,3 +137,18 @@ def test_what_is_no_folder_is_said(
     monkeypatch.chdir(touch(tmp_path, "file.pt"))
     with pytest.raises(InputError, match=message):
         find(given)
+
+
+def test_two_seeds_are_not_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(touch(tmp_path / "one", "step-1.pt"))
+    with pytest.raises(
+        InputError, match=r"seeds 0 and 3 are both from .*link; a seed has a folder"
+    ):
+        find({0: tmp_path / "one", 3: tmp_path / "link"})
+
+
+def test_a_link_to_nothing_is_said_where_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "step-7.pt").symlink_to("gone")
+    (path,) = find(tmp_path).files[0]
+    with pytest.raises(InputError, match=r"step-7\.pt cannot be read: No such file"):
+        read_state(path)
