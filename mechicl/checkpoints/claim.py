@@ -39,8 +39,14 @@ def explained(what: str) -> Iterator[None]:
         raise MechiclError(f"{what}: {error.strerror or error}") from error
 
 
-def require_free(run: Path, *, overwrite: bool) -> None:
-    """Raise InputError unless a run may begin in `run`."""
+def require_free(run: Path, *, overwrite: bool, resumable: bool = True) -> None:
+    """Raise InputError unless a run may begin in `run`.
+
+    Parameters
+    ----------
+    resumable
+        Whether what would be written there could go on from what is: training can, an import not.
+    """
     if not run.is_dir():
         if run.exists() or run.is_symlink():
             raise InputError(f"{run} is not a directory; give another place for the run")
@@ -54,9 +60,10 @@ def require_free(run: Path, *, overwrite: bool) -> None:
             "mechicl does not replace; give another directory"
         )
     if names and not overwrite:
+        resume = "continue it with --resume, " if resumable else ""
         raise InputError(
-            f"there is a run in {run}; continue it with --resume, replace it with --overwrite, or "
-            "give another directory"
+            f"there is a run in {run}; {resume}replace it with --overwrite, or give another "
+            "directory"
         )
 
 
@@ -97,7 +104,7 @@ def staged(run: Path, *, overwrite: bool) -> Iterator[Path]:
         As `require_free` and `RunLock`, before anything is yielded.
     """
     run = run.resolve()
-    require_free(run, overwrite=overwrite)
+    require_free(run, overwrite=overwrite, resumable=False)
     is_new = not run.exists()
     with explained(f"cannot make the directory {run}"):
         run.mkdir(parents=True, exist_ok=True)
@@ -105,7 +112,7 @@ def staged(run: Path, *, overwrite: bool) -> Iterator[Path]:
     prefix = f".{run.name}.new-"
     aside = run.with_name(prefix + uuid.uuid4().hex)
     try:
-        require_free(run, overwrite=overwrite)
+        require_free(run, overwrite=overwrite, resumable=False)
         for path in run.parent.iterdir():
             if path.name.startswith(prefix):  # of a process that was killed: it had this lock
                 rmtree(path, ignore_errors=True)

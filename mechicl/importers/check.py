@@ -88,8 +88,8 @@ def read_outputs(given: OutputsLike) -> list[Outputs]:
         )
     inputs, outputs = fields["inputs"], fields["outputs"]
     for name, values in (("inputs", inputs), ("outputs", outputs)):
-        if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
-            raise InputError(f"{where}: {name} are not finite numbers")
+        if not _are_floats(values):
+            raise InputError(f"{where}: {name} are not finite numbers that float32 has")
     steps, seeds = fields.get("step"), fields.get("seed")
     if steps is None or steps.ndim == 0:
         return [
@@ -97,10 +97,10 @@ def read_outputs(given: OutputsLike) -> list[Outputs]:
                 where, _label(where, "seed", seeds), _label(where, "step", steps), inputs, outputs
             )
         ]
-    if steps.ndim != 1 or outputs.ndim < 2 or outputs.shape[0] != steps.size:
+    if steps.ndim != 1 or not steps.size or outputs.ndim < 2 or len(outputs) != steps.size:
         raise InputError(
-            f"{where}: step is a number, or a list of as many as outputs has along its first axis; "
-            f"given {steps.shape} and {outputs.shape}"
+            f"{where}: step is a number, or a list of as many as outputs has along its first axis, "
+            f"one at least; given {steps.shape} and {outputs.shape}"
         )
     each = [seeds] * steps.size if seeds is None or seeds.ndim == 0 else list(seeds)
     if len(each) != steps.size:
@@ -113,10 +113,12 @@ def read_outputs(given: OutputsLike) -> list[Outputs]:
 
 def _fields(given: OutputsLike) -> tuple[str, dict[str, np.ndarray]]:
     if isinstance(given, Mapping):
-        return "the outputs", {str(key): _array(value) for key, value in given.items()}
+        where = "the outputs"
+        return where, {str(key): _array(value, f"{where}: {key}") for key, value in given.items()}
     path = expanded(path_text(given))
     if path.suffix != ".npz":
-        return str(path), {name: _array(value) for name, value in read_fields(path).items()}
+        fields = read_fields(path)
+        return str(path), {name: _array(value, f"{path}: {name}") for name, value in fields.items()}
     try:
         with np.load(path, allow_pickle=False) as file:
             return str(path), {name: file[name] for name in file.files}
@@ -125,11 +127,26 @@ def _fields(given: OutputsLike) -> tuple[str, dict[str, np.ndarray]]:
         raise InputError(f"{path} cannot be read as .npz: {reason}") from None
 
 
-def _array(value: Any) -> np.ndarray:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(value)
+def _array(value: Any, where: str) -> np.ndarray:
+    """Return a tensor of any kind, or what NumPy makes of anything else; InputError for ragged."""
+    try:
+        if not isinstance(value, Tensor):
+            return np.asarray(value)
+        dense = value.detach().cpu().to_dense()
+        is_of_numpy = dense.dtype in (torch.float32, torch.float64) or not dense.is_floating_point()
+        return (dense if is_of_numpy else dense.float()).numpy()
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{where} is no array of numbers, but {type(value).__name__} "
+            f"({' '.join(str(error).split())[:200]})"
+        ) from None
+
+
+def _are_floats(values: np.ndarray) -> bool:
+    """Tell whether these are numbers, none of them NaN, infinite or too large for float32."""
+    if values.dtype.kind not in "iuf":
+        return False
+    return bool((np.abs(values.astype(np.float64)) <= np.finfo(np.float32).max).all())
 
 
 def _label(where: str, name: str, given: Any) -> int | None:
@@ -241,10 +258,9 @@ class ForwardPass:
                 f"{given.where}: inputs have shape {inputs.shape}, and prompts of task "
                 f"{self.task.name!r} (batch, {', '.join(map(str, self._input_shape))})"
             )
-        if len(given.outputs) != len(inputs):
-            raise InputError(
-                f"{given.where}: {len(inputs)} inputs, and outputs of {len(given.outputs)}"
-            )
+        if given.outputs.shape[:1] != inputs.shape[:1]:
+            n = len(given.outputs) if given.outputs.ndim else "no batch, one number"
+            raise InputError(f"{given.where}: {len(inputs)} inputs, and outputs of {n}")
         vocabulary = getattr(self.task, "d_vocab", None)
         if vocabulary is not None and (
             (inputs % 1 != 0).any() or inputs.min() < 0 or inputs.max() >= vocabulary
@@ -272,10 +288,11 @@ class Asked:
     """
 
     def __init__(self, check: Check, task: Task) -> None:
-        if not callable(check):
+        if not callable(check) or isinstance(check, type):
+            given = f"the class {check.__name__}, not one of it" if isinstance(check, type) else ""
             raise InputError(
                 "check is a torch module, or a function of a state dict and inputs; given "
-                f"{type(check).__name__}"
+                f"{given or type(check).__name__}"
             )
         self._check = deepcopy(check).eval() if isinstance(check, nn.Module) else check
         prompts = task.sample(N_PROMPTS, seed=0)
@@ -302,8 +319,8 @@ class Asked:
                 given = self._check(prompts)
             else:
                 given = self._check(dict(state), prompts)
-        outputs = _array(given)
-        if outputs.dtype.kind not in "iuf" or not np.isfinite(outputs).all():
+        outputs = _array(given, f"what {where} gives")
+        if not _are_floats(outputs):
             raise InputError(f"{where} gives no finite numbers, but {type(given).__name__}")
         return Outputs(f"check {self.name!r}", seed, step, inputs, outputs)
 

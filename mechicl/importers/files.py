@@ -143,7 +143,7 @@ def _unsafe(path: Path, error: Exception) -> InputError:
 
 
 def _broken(path: Path, error: object) -> InputError:
-    reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    reason = re.split(r"\n|\. ", str(error).strip())[0][:200] or type(error).__name__
     return InputError(
         f"{path} cannot be read: it is cut short, altered, or no checkpoint ({reason})"
     )

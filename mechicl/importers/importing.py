@@ -93,11 +93,12 @@ def import_checkpoints(
     Every file is read twice: first all are translated and the forward pass compared, and nothing is
     written; then they are written, one after another, and the run is put in its place whole.
     """
-    _require_a_check(outputs, check, unchecked, tolerance)
+    files = _listed(outputs)
+    _require_a_check(files, check, unchecked, tolerance)
     model, task = recipe.model, recipe.task
     chosen = load_mapping(mapping, model, task)
     translator = Translator(chosen, model, task)
-    require_free(run_dir, overwrite=overwrite)
+    require_free(run_dir, overwrite=overwrite, resumable=False)
     field = None if step_field is None else (lambda path: read_step(path, step_field))
     if step_field is not None and step_pattern is not None:
         raise InputError("the step is from names or from a field; give one of the two")
@@ -106,7 +107,7 @@ def import_checkpoints(
     logged = read_losses(losses, seeds, sources.steps[-1])
     forward = ForwardPass(model, task, tolerance)
     asked = None if check is None else Asked(check, task)
-    read = [part for each in _listed(outputs) for part in read_outputs(each)]
+    read = [part for each in files for part in read_outputs(each)]
     given = [_placed(each, sources) for each in read]
 
     looked = _look(sources, key, translator, forward, given, asked)
@@ -152,9 +153,9 @@ def import_checkpoints(
 
 
 def _require_a_check(
-    outputs: object, check: Check | None, unchecked: bool, tolerance: float
+    outputs: list[Any], check: Check | None, unchecked: bool, tolerance: float
 ) -> None:
-    is_checked = check is not None or bool(_listed(outputs))
+    is_checked = check is not None or bool(outputs)
     if is_checked and unchecked:
         raise InputError("--unchecked goes without outputs or a module to check against")
     if not is_checked and not unchecked:

@@ -302,7 +302,8 @@ def _parsed(source: Any, declared: Mapping[str, Var]) -> WeightMapping:
     try:
         return WeightMapping.model_validate(whole)
     except pydantic.ValidationError as error:
-        known = [*WeightMapping.model_fields, "base", "from", *Rule.model_fields]
+        settings_of = {*WeightMapping.model_fields, *Rule.model_fields}
+        known = sorted({*settings_of, "base", "from"} - {"source"})
         raise invalid(f"mapping {name!r}", error, known=known) from None
 
 

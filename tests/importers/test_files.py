@@ -143,7 +143,17 @@ def test_several_state_dicts_are_not_guessed_at(tmp_path: Path) -> None:
         read_state(both)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    ],
+)
 def test_every_float_becomes_float32(dtype: torch.dtype) -> None:
     values = torch.tensor([1.5, -0.25, 3.0e-3]).to(dtype)
     found = as_float32(values, "w")
@@ -158,6 +168,7 @@ def test_every_float_becomes_float32(dtype: torch.dtype) -> None:
         (torch.tensor([1]), "w is int64, and weights are dense floats"),
         (torch.ones(2, dtype=torch.complex64), "w is complex64"),
         (torch.eye(2).to_sparse(), "w is sparse_coo float32, and"),
+        (torch.ones(2, device="meta"), "w has no numbers: it was saved from the meta device"),
     ],
 )
 def test_what_float32_has_not_is_refused(tensor: torch.Tensor, message: str) -> None:

@@ -518,6 +518,16 @@ INPUTS = REGRESSION.task.sample(4, seed=0)["inputs"].values
         ({"check": torch.nn.Linear(2, 2), "unchecked": True}, "--unchecked goes without outputs"),
         ({"check": torch.nn.Linear(2, 2)}, "check 'Linear' at seed 0, step 500: Error.* in load"),
         ({"check": 7}, "check is a torch module, or a function of a state dict"),
+        ({"check": theirs.StackedAttention}, "given the class StackedAttention, not one of it"),
+        ({"check": lambda state, inputs: 1.0}, "4 inputs, and outputs of no batch"),
+        (
+            {"check": lambda state, inputs: (inputs[:, 0, 0], inputs[0])},
+            "what check '<lambda>' at seed 0, step 500 gives is no array of numbers, but tuple",
+        ),
+        (
+            {"check": lambda state, inputs: inputs[:, 0, 0].double() * 1e200},
+            "gives no finite numbers",
+        ),
         ({"check": lambda state, inputs: None}, "gives no finite numbers, but NoneType"),
         ({"check": lambda state, inputs: inputs[:, 0] / 0}, "gives no finite numbers"),
         ({"check": lambda state, inputs: inputs[:, 0, 0] * 0}, "all outputs are the same"),
@@ -539,6 +549,32 @@ INPUTS = REGRESSION.task.sample(4, seed=0)["inputs"].values
             "outputs are not finite numbers",
         ),
         (
+            # Of numbers as large the standard deviation is infinite, and nothing differs from them.
+            {"outputs": {"inputs": INPUTS, "outputs": np.arange(4.0) * 1e200}},
+            "outputs are not finite numbers that float32 has",
+        ),
+        (
+            {"outputs": {"inputs": INPUTS.astype(float) * 1e300, "outputs": np.arange(4.0)}},
+            "inputs are not finite numbers that float32 has",
+        ),
+        (
+            {"outputs": {"inputs": INPUTS, "outputs": np.float32(3)}},
+            "4 inputs, and outputs of no batch, one number",
+        ),
+        (
+            {"outputs": {"inputs": INPUTS, "outputs": [[1.0], [1.0, 2.0]]}},
+            "the outputs: outputs is no array of numbers, but list",
+        ),
+        (
+            {"outputs": {"inputs": INPUTS, "outputs": np.ones((0, 4)), "step": np.zeros(0, int)}},
+            r"one at least; given \(0,\) and \(0, 4\)",
+        ),
+        ({"outputs": iter([])}, "an import is checked by a forward pass"),
+        (
+            {"outputs": iter([{"inputs": INPUTS, "outputs": np.arange(4.0)}])},
+            "is not the same function",
+        ),
+        (
             {"outputs": {"inputs": INPUTS, "outputs": np.arange(4.0), "step": 3}},
             "is of seed 0 at step 3; seeds are .0., steps 500, 1000, 20000",
         ),
@@ -552,7 +588,7 @@ INPUTS = REGRESSION.task.sample(4, seed=0)["inputs"].values
         ),
         (
             {"outputs": {"inputs": INPUTS, "outputs": np.ones((2, 4)), "step": [1, 2, 3]}},
-            r"as many as outputs has along its first axis; given \(3,\) and \(2, 4\)",
+            r"as many as outputs has along its first axis, one at least; given \(3,\) and \(2, 4\)",
         ),
         ({"unchecked": True, "tolerance": 0}, "tolerance is between 0 and 1; given 0"),
         ({"unchecked": True, "step_field": "a", "step_pattern": "b"}, "give one of the two"),
@@ -648,6 +684,11 @@ def test_a_run_that_is_there_stays_until_the_new_one_is_whole(
         ".lock",
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "run"]
+
+
+def test_a_run_that_is_there_is_no_beginning_of_an_import(run: Run, folder: Path) -> None:
+    with pytest.raises(InputError, match=r"there is a run in .*; replace it with --overwrite, or"):
+        brought(folder, Path(run.path), unchecked=True)
 
 
 def test_a_run_that_is_being_written_is_not_replaced(folder: Path, tmp_path: Path) -> None:
