@@ -1,7 +1,8 @@
 """What every configuration is: frozen, its keys known and given once, its numbers finite."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 import yaml
@@ -27,6 +28,18 @@ def _has_boolean(given: Any) -> bool:
     if isinstance(given, (list, tuple)):
         return any(_has_boolean(item) for item in given)
     return isinstance(given, bool)
+
+
+def _name(given: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", given) is None:
+        raise ValueError(
+            "a name has letters from A to Z, digits, ., _ and -, and begins with a letter or digit"
+        )
+    return given
+
+
+Name = Annotated[str, pydantic.AfterValidator(_name)]
+"""What recipes and sweeps may be called: their runs are in directories of that name."""
 
 
 class UniqueKeys(yaml.SafeLoader):

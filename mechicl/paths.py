@@ -3,6 +3,7 @@
 from os import PathLike, fspath
 from pathlib import Path
 
+from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.checkpoints.reader import is_url
 from mechicl.errors import InputError
 
@@ -49,6 +50,29 @@ def local_file(path: str | Path, *, ending: str, overwrite: bool) -> Path:
     except OSError as error:
         raise InputError(f"{local} is no place to write to: {error.strerror or error}") from None
     return local
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run: it has a trajectory, or the recipe for one.
+
+    A `config.yaml` that names no recipe is another program's.
+    """
+    if (folder / TRAJECTORY).exists():
+        return True
+    try:
+        config = (folder / CONFIG).read_bytes()
+    except OSError:
+        return False
+    return config.startswith(b"recipe:") or b"\nrecipe:" in config
+
+
+def outside_runs(path: Path, *, itself: bool = True) -> Path:
+    """Return `path`; raise InputError if it lies in a run, or, with `itself`, is one."""
+    real = path.resolve()
+    for folder in (*((real,) if itself else ()), *real.parents):
+        if TRAJECTORY in (real.name, folder.name) or is_run(folder):
+            raise InputError(f"{path} lies in a run, which is left as it is; give another --out")
+    return path
 
 
 def expanded(path: str | Path) -> Path:

@@ -13,7 +13,7 @@ from mechicl import analyses
 from mechicl.analyses.evaluation import steps_of
 from mechicl.checkpoints import load
 from mechicl.errors import InputError, NothingToAnalyseError
-from mechicl.paths import local_directory
+from mechicl.paths import local_directory, outside_runs
 from mechicl.stored import StoredRun
 from mechicl.training import Recipe, load_recipe
 from mechicl.training.devices import require_device
@@ -127,7 +127,7 @@ def import_run(
         If another process is writing the run that is to be replaced.
     """
     chosen = load_recipe(recipe, overrides, scale=scale)
-    run_dir = local_directory(out)
+    run_dir = outside_runs(local_directory(out), itself=False)
 
     from mechicl.importers.importing import import_checkpoints
 
@@ -136,8 +136,9 @@ def import_run(
 
 
 def run_directory(recipe: Recipe, out: str | Path | None) -> Path:
-    """Return where a recipe is trained: `out`, or `runs/NAME`."""
-    return local_directory(Path("runs") / recipe.name if out is None else out)
+    """Return where a recipe is trained: `out`, or `runs/NAME`; raise InputError if in a run."""
+    place = local_directory(Path("runs") / recipe.name if out is None else out)
+    return outside_runs(place, itself=False)
 
 
 class Run(StoredRun):

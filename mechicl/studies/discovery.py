@@ -9,7 +9,7 @@ from pathlib import Path
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
 from mechicl.checkpoints.reader import Location, is_url
 from mechicl.errors import InputError, NothingToAnalyseError
-from mechicl.paths import expanded, path_text
+from mechicl.paths import expanded, is_run, path_text
 from mechicl.run import Run
 
 RunsLike = str | Path | Run
@@ -101,7 +101,7 @@ def _matching(pattern: Path, said: str, notify: Callable[[str], None]) -> list[P
     folders = [each for each in matches if each.is_dir()]
     runs, empty = [], []
     for folder in folders:
-        if any(_is_run(parent) for parent in folder.parents):
+        if any(is_run(parent) for parent in folder.parents):
             continue  # ** matches what is inside of runs, too
         inside = list(_below(folder))
         runs += inside
@@ -142,7 +142,7 @@ def _of_list(path: Path, notify: Callable[[str], None]) -> list:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Yield `folder` if it is a run, else the runs below it; links lead to runs and no further."""
-    if _is_run(folder):
+    if is_run(folder):
         yield folder
         return
     try:
@@ -150,14 +150,10 @@ def _below(folder: Path) -> Iterator[Path]:
     except OSError:
         return
     for entry in inside:
-        if _is_run(entry):
+        if is_run(entry):
             yield entry
         elif entry.is_dir() and not entry.is_symlink() and entry.suffix != ".zarr":
             yield from _below(entry)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() or (folder / TRAJECTORY).exists()
 
 
 def _listed(names: list[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.codecs import Crc32cCodec, ZstdCodec
 
 from mechicl.errors import InputError
 from mechicl.schema import Var, flag_table
@@ -19,6 +20,9 @@ LIMIT = 4 * 2**30
 """Bytes of one probe's results over all runs that are joined without being asked twice."""
 ABSENT = "not_in_this_run"
 """Meaning of the code that stands where a run has no such step, seed or head."""
+
+_CODECS = (ZstdCodec(), Crc32cCodec())
+"""A chunk that was altered is an error, and not other numbers."""
 
 _BATCH_BYTES = 2**24
 _SIZED = ("seed", "head")
@@ -297,6 +301,7 @@ def write_array(
         chunks=tuple(max(size, 1) for size in values.shape),
         dtype=values.dtype,
         fill_value=math.nan if values.dtype.kind == "f" else 0,
+        compressors=_CODECS,
         dimension_names=tuple(dims),
         attributes=dict(attrs),
     )
@@ -317,6 +322,7 @@ def _allocate(
         chunks=(batch, *(max(size, 1) for size in shape[1:])),
         dtype=variable.dtype,
         fill_value=variable.absent,
+        compressors=_CODECS,
         dimension_names=tuple(dims),
         attributes=dict(variable.attrs),
     )

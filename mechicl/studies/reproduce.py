@@ -13,7 +13,7 @@ import xarray as xr
 
 from mechicl import plots
 from mechicl.errors import DamagedRunError, InputError, MechiclError
-from mechicl.paths import local_directory
+from mechicl.paths import local_directory, outside_runs
 from mechicl.results import write_aside
 from mechicl.run import Run
 from mechicl.studies import checks
@@ -147,7 +147,7 @@ def reproduce(
     names = chosen([asked] if isinstance(asked, str) else list(asked))
     if not names:
         raise InputError("no claims were named; `all` takes every one")
-    root = local_directory(out)
+    root = outside_runs(local_directory(out))
     claims = [load_claim(name) for name in names]
     ids = [claim.id for claim in claims]
     twice = sorted({each for each in ids if ids.count(each) > 1})

@@ -14,9 +14,15 @@ import zarr
 from zarr.storage import LocalStore
 
 from mechicl import analyses, plots
-from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
-from mechicl.errors import InputError, MechiclError, NothingToAnalyseError, integer, unknown
-from mechicl.paths import local_directory
+from mechicl.errors import (
+    InputError,
+    MechiclError,
+    NothingToAnalyseError,
+    in_a_line,
+    integer,
+    unknown,
+)
+from mechicl.paths import local_directory, outside_runs
 from mechicl.results import write_aside
 from mechicl.run import RunLike, named_runs
 from mechicl.studies import parts as of_parts
@@ -26,7 +32,7 @@ from mechicl.studies.discovery import RunsLike, find_runs, run_names
 from mechicl.studies.join import LIMIT, open_part, write_joined
 from mechicl.studies.parts import DOES_NOT_APPLY, Failure, Job
 from mechicl.studies.settings import decoded, write_runs
-from mechicl.studies.table import figure_data, table
+from mechicl.studies.table import UNREADABLE, damaged, figure_data, table
 from mechicl.version import __version__
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 
 STUDY_SCHEMA = 1
 _RUNS = "runs"
+_N_FILES = "n_files"
 _SOME = 5
 
 
@@ -99,12 +106,31 @@ def open_study(path: str | Path) -> Study:
     ------
     InputError
         If there is none at `path`, or a later mechicl wrote it.
+    MechiclError
+        If files of it are lost or altered.
     """
     local = local_directory(path)
+    attrs = _root_attrs(local)
+    there, written = _n_files(local), attrs.get(_N_FILES, 0)
+    if there < written:  # what is not there would be read as NaN
+        raise damaged(f"it has {there:,} of its {written:,} files", local)
+    try:
+        runs = decoded(_open_group(local, _RUNS))
+        results = {
+            probe: _with_settings(_open_group(local, probe), runs) for probe in attrs["probes"]
+        }
+        failures = [Failure(*each) for each in attrs["failures"]]
+    except UNREADABLE as error:
+        raise damaged(in_a_line(error), local) from error
+    return Study(local, runs, results, failures, attrs["join"])
+
+
+def _root_attrs(local: Path) -> dict[str, Any]:
+    """Return what a study says of itself; raise InputError if it is none, or a later one."""
     try:
         root = zarr.open_group(LocalStore(local, read_only=True), mode="r")
-        attrs = dict(root.attrs)
-        schema = int(attrs["study_schema"])  # type: ignore[arg-type]
+        attrs: dict[str, Any] = dict(root.attrs)
+        schema = int(attrs["study_schema"])
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{local} is no study; `mechicl study` writes one") from None
     if schema > STUDY_SCHEMA:
@@ -112,13 +138,16 @@ def open_study(path: str | Path) -> Study:
             f"mechicl {attrs['mechicl_version']} wrote {local} with schema {schema}, and this "
             f"version reads up to {STUDY_SCHEMA}; install mechicl {attrs['mechicl_version']}"
         )
-    runs = decoded(_open_group(local, _RUNS))
-    results = {
-        probe: _with_settings(_open_group(local, probe), runs)
-        for probe in attrs["probes"]  # type: ignore[union-attr]
-    }
-    failures = [Failure(*each) for each in attrs["failures"]]  # type: ignore[misc,union-attr]
-    return Study(local, runs, results, failures, attrs["join"])  # type: ignore[arg-type]
+    return attrs
+
+
+def _n_files(store: Path) -> int:
+    """Count metadata and chunks of a store, without what a file manager may put beside them."""
+    return sum(
+        path.name == "zarr.json" or "c" in path.relative_to(store).parts[2:-1]
+        for path in store.rglob("*")
+        if path.is_file()
+    )
 
 
 def _open_group(path: Path, group: str) -> xr.Dataset:
@@ -256,12 +285,10 @@ def _target(out: str | Path) -> Path:
     target = local_directory(out).absolute()
     if target.suffix != ".zarr" or not target.stem:
         raise InputError(f"the name of a study ends in .zarr, such as study.zarr; given {out}")
-    for folder in (target, *target.parents):
-        if folder.name == TRAJECTORY or (folder / CONFIG).is_file():
-            raise InputError(f"{target} lies in a run, which is left as it is; give another --out")
+    outside_runs(target)
     if target.exists() and any(target.iterdir()):
         try:
-            open_study(target)
+            _root_attrs(target)  # one that is damaged is replaced
         except InputError as error:
             if "schema" in str(error):
                 raise
@@ -364,6 +391,7 @@ def _joined(
         write_runs(root.create_group(_RUNS), named, paths, [facts for _, facts in known])
         for name, found in finished.items():
             write_joined(root.create_group(name), found, join, limit=limit)
+        root.attrs[_N_FILES] = _n_files(aside)
         with warnings.catch_warnings():
             # xarray warns on opening a store without consolidated metadata, zarr on writing one.
             warnings.filterwarnings("ignore", message="Consolidated metadata")

@@ -13,13 +13,13 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
 from mechicl.checkpoints import read_config
 from mechicl.checkpoints.layout import CONFIG, INDECISIVE, TRAJECTORY
-from mechicl.config import Config, read_yaml
+from mechicl.config import Config, Name, read_yaml
 from mechicl.errors import (
     InputError,
     MechiclError,
@@ -28,7 +28,7 @@ from mechicl.errors import (
     in_a_line,
     invalid,
 )
-from mechicl.paths import expanded, local_directory
+from mechicl.paths import expanded, local_directory, outside_runs, path_text
 from mechicl.results import write_aside
 from mechicl.run import open_run
 from mechicl.studies.trained import Watch, trained, unwatched
@@ -52,7 +52,7 @@ class Sweep(Config):
     Attributes
     ----------
     name
-        What the sweep is called; its file's name if it has none.
+        What the sweep is called; its file's name if it has none, with - for what no name may have.
     recipe, scale
         Name of a recipe that comes with mechicl or path of a YAML file, relative to the sweep's
         own; and a size of it, such as `paper`.
@@ -64,7 +64,7 @@ class Sweep(Config):
         Settings of one run each, by key; with a `grid`, of one grid each.
     """
 
-    name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     recipe: str
     scale: str | None = None
     set: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -123,9 +123,12 @@ class Sweep(Config):
             except InputError as error:
                 raise InputError(f"sweep {self.name!r}, run {name}: {error}") from None
             if recipe.digest in by_digest:
+                other = by_digest[recipe.digest]
                 raise InputError(
-                    f"sweep {self.name!r}: runs {by_digest[recipe.digest]} and {name} are of the "
-                    "same settings; leave one out"
+                    f"sweep {self.name!r}: two runs set {settings}; leave one out"
+                    if name == other
+                    else f"sweep {self.name!r}: runs {other} and {name} are of the same settings; "
+                    "leave one out"
                 )
             by_digest[recipe.digest] = name
             found[name] = recipe
@@ -134,8 +137,9 @@ class Sweep(Config):
 
 def load_sweep(source: str | Path) -> Sweep:
     """Read a sweep's YAML file; raise InputError for what is none, with all that is wrong in it."""
-    path = expanded(source)
-    settings = {"name": path.stem, **read_yaml(path, "sweep")}
+    path = expanded(path_text(source))
+    name = _slug(path.stem).lstrip("-_.") or "sweep"
+    settings = {"name": name, **read_yaml(path, "sweep")}
     try:
         found = Sweep.model_validate(settings)
     except pydantic.ValidationError as error:
@@ -193,8 +197,8 @@ class Entry:
 
 
 def sweep_directory(planned: Sweep, out: str | Path | None = None) -> Path:
-    """Return where a sweep's runs are: `out`, or `runs/NAME`."""
-    return local_directory(Path("runs") / planned.name if out is None else out)
+    """Return where a sweep's runs are: `out`, or `runs/NAME`; raise InputError if in a run."""
+    return outside_runs(local_directory(Path("runs") / planned.name if out is None else out))
 
 
 def sweep(

@@ -1,12 +1,14 @@
 """A study as a table, a row a run, probe and seed, and as what its figures are drawn from."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from mechicl import analyses
+from mechicl.errors import MechiclError, in_a_line
 from mechicl.schema import flag_names
 from mechicl.studies.heads import aligned_heads, last_steps
 from mechicl.studies.settings import differing, setting_names
@@ -16,6 +18,18 @@ if TYPE_CHECKING:
 
 _NO_SETTINGS = ("recipe", "seeds", "steps", "weights")
 """What runs of one setting may differ in: a name, seeds, and what was imported of them."""
+
+
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError)
+"""What Zarr raises where files of a store were lost or altered."""
+
+
+def damaged(text: str, path: Path | None = None) -> MechiclError:
+    """Return the error that says that a study is not what was written, and what to do."""
+    which = "a file of this study" if path is None else str(path)
+    return MechiclError(
+        f"{which} is not what was written: {text}; the command that made the study makes it anew"
+    )
 
 
 def headlines(result: xr.Dataset) -> list[str]:
@@ -31,16 +45,21 @@ def at_the_end(result: xr.Dataset) -> xr.Dataset:
 
     Variables along `head` are in an order that seeds share, along `place`; attributes say which,
     and which could not be ordered and are left out (see `aligned_heads`).
+
+    Raises MechiclError where what the study has on disk was altered.
     """
     shown = headlines(result)
     verdict = [name for name in ("holds", "since", "undefined") if name in result]
     wanted = [*shown, *verdict]
-    if any("head" in result[name].dims for name in shown):
-        # Their order is decided by other variables as well.
-        small = [str(n) for n, each in result.data_vars.items() if not _is_large(each)]
-        last = aligned_heads(last_steps(result[small]))
-    else:
-        last = last_steps(result[wanted])
+    by_head = any("head" in result[name].dims for name in shown)
+    # The order of heads is decided by other variables as well.
+    small = [str(n) for n, each in result.data_vars.items() if not _is_large(each)]
+    try:
+        last = last_steps(result[small if by_head else wanted])
+    except UNREADABLE as error:
+        raise damaged(in_a_line(error)) from error
+    if by_head:
+        last = aligned_heads(last)
     return _named(last[[name for name in wanted if name in last]], result)
 
 

@@ -7,7 +7,7 @@ import pydantic
 
 from mechicl import models, tasks
 from mechicl.checkpoints.layout import INDECISIVE, settings_digest
-from mechicl.config import Config
+from mechicl.config import Config, Name
 from mechicl.errors import canonical
 
 MOST_STEPS = 2**24
@@ -29,7 +29,7 @@ class Experiment(Config):
         One independent model each.
     """
 
-    name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     description: str = ""
     task: pydantic.SerializeAsAny[tasks.Task]
     model: pydantic.SerializeAsAny[models.Model]

@@ -16,6 +16,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name / "config.yaml").write_text("recipe: {}")
     (tmp_path / "runs" / "a" / "analyses" / "x.zarr").mkdir(parents=True)
     (tmp_path / "runs" / "notes.txt").write_text("no run")
+    (tmp_path / "config.yaml").write_text("of: another program\n# recipe:\n")
     (tmp_path / "empty" / ".hidden").mkdir(parents=True)
     (tmp_path / "empty" / ".hidden" / "config.yaml").write_text("")
     monkeypatch.chdir(tmp_path)

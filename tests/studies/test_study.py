@@ -388,6 +388,28 @@ def test_a_result_that_a_worker_wrote_elsewhere_is_missed(
         mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr")
 
 
+@pytest.mark.parametrize("name", ["runs/last_step", "sign_matching/seed_label"])
+def test_what_is_lost_or_altered_of_a_study_is_told_and_made_anew(
+    copies: Path, tmp_path: Path, name: str
+) -> None:
+    """Zarr itself takes a chunk that is not there for NaN, and altered bytes for numbers."""
+    out = tmp_path / "s.zarr"
+    made = mechicl.study(copies, "sign_matching", out=out, figures=False)
+    (out / ".DS_Store").write_text("of a file manager")
+    (chunk,) = (path for path in (out / name / "c").rglob("*") if path.is_file())
+    whole = chunk.read_bytes()
+    for harm in (lambda: chunk.unlink(), lambda: chunk.write_bytes(whole[:-6] + bytes(6))):
+        harm()
+        with pytest.raises(MechiclError, match=r"not what was written: .* makes it anew"):
+            _ = mechicl.open_study(out).table
+        with pytest.raises(MechiclError, match=r"not what was written: .* makes it anew"):
+            mechicl.report(out)
+        assert not out.with_name("s-report.html").exists()
+        again = mechicl.study(copies, "sign_matching", out=out, figures=False)
+        assert again.table.equals(made.table)
+        assert mechicl.open_study(out).table.equals(made.table)
+
+
 def test_a_study_of_a_later_version_is_refused(copies: Path, tmp_path: Path) -> None:
     found = mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr", figures=False)
     metadata = found.path / "zarr.json"

@@ -217,7 +217,8 @@ def test_a_recipe_file_is_found_beside_the_sweep(tmp_path: Path) -> None:
         ({"grid": {}}, "grid .* runs"),
         ({"grid": {"n_heads": []}}, "n_heads has no values"),
         ({"grid": {"n_heads": 3}}, "grid.n_heads: must be a valid list"),
-        ({"grid": {"n_heads": [1, 1]}}, "same settings"),
+        ({"grid": {"n_heads": [1, 1]}}, r"two runs set {'n_heads': 1}; leave one out"),
+        ({"grid": {"n_heads": [1, 1.0]}}, r"n_heads-1 and n_heads-1\.0 are of the same settings"),
         ({"grid": {"n_haeds": [1, 2]}}, "run n_haeds-1: .*n_heads"),
         ({"grid": {"n_heads": [1, 0]}}, "run n_heads-0: .*n_heads"),
         ({"grid": {"d": [1, 2]}}, "d is set in two of set, grid and runs"),
@@ -226,7 +227,7 @@ def test_a_recipe_file_is_found_beside_the_sweep(tmp_path: Path) -> None:
         ({"recipe": "absent.yaml"}, "no recipe file"),
         ({"scale": "papier"}, "no scale"),
         ({"gird": {}}, "did you mean 'grid'"),
-        ({"name": "../up"}, "name"),
+        ({"name": "../up"}, "a name has letters from A to Z"),
         ({"runs": [{"n_heads": 2}]}, "n_heads is set in two"),
     ],
 )
@@ -235,7 +236,14 @@ def test_refusals(tmp_path: Path, changes: dict[str, object], message: str) -> N
         load_sweep(write(tmp_path / "a.yaml", **changes)).recipes()
 
 
+def test_a_sweep_is_called_as_its_file_as_far_as_that_goes(tmp_path: Path) -> None:
+    for name, called in (("two heads.v2", "two-heads.v2"), ("-größe", "gr-e"), ("ä", "sweep")):
+        assert load_sweep(write(tmp_path / f"{name}.yaml")).name == called
+
+
 def test_files_that_are_no_sweeps(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a path cannot be empty"):
+        load_sweep("")
     with pytest.raises(InputError, match="no sweep file"):
         load_sweep(tmp_path / "absent.yaml")
     (tmp_path / "list.yaml").write_text("- 1")
