@@ -277,7 +277,8 @@ class Probe:
     def _norms(self, trajectory: xr.Dataset) -> str:
         """Say of a probe of weights that layer norms stand between these."""
         norms = [name for name in ("ln1_w", "ln2_w") if name in trajectory.variables]
-        if not norms or "W_Q" not in self.needs:
+        # What multiplies weights of queries and keys scales the product; to others they are models.
+        if not norms or not {"W_Q", "score_scale"} <= set(self.needs):
             return ""
         return (
             f"; and its blocks have layer norms ({', '.join(norms)}), so that products of its "

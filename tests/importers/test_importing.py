@@ -629,6 +629,8 @@ def test_probes_of_circuits_say_that_a_norm_is_between(tmp_path: Path) -> None:
         NothingToAnalyseError, match=r"its blocks have layer norms \(ln1_w, ln2_w\)"
     ):
         run.analyze("circuits")
+    for name in ("length_generalization", "predictor_distance"):  # these multiply no weights
+        assert "layer norms" not in str(run.objection(name))
     assert run.objection("attention_spans") is None
     assert run.analyze("value_alignment").sizes["step"] == 3
 
