@@ -264,6 +264,8 @@ class StoredRun:
             As `state_dict` does, and if the file cannot be written.
         """
         target = local_file(out, ending=".safetensors", overwrite=overwrite)
+        if TRAJECTORY in (folder.name for folder in target.resolve().parents):
+            raise InputError(f"{target} lies among the arrays of a run; give another place")
         if resume_step(target.name) is not None and (target.parent / TRAJECTORY).exists():
             raise InputError(
                 f"{target} is where a run keeps its optimiser state; give another name"

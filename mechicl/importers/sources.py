@@ -66,12 +66,14 @@ def find(
         For what is no folder, or holds no checkpoint; for steps that are no integers, cannot be
         told, or are there twice; and for seeds that lack steps of others, naming them.
     """
-    by_seed = _folders(checkpoints)
     matcher = _compiled(pattern)
     found, left_out = {}, []
-    for seed, folder in by_seed.items():
-        found[seed], others = _steps(folder, matcher, field)
-        left_out += others
+    try:
+        for seed, folder in _folders(checkpoints).items():
+            found[seed], others = _steps(folder, matcher, field)
+            left_out += others
+    except OSError as error:  # a folder that may not be read, a name too long for any
+        raise InputError(f"{error.filename} cannot be read: {error.strerror or error}") from None
     steps = sorted({step for files in found.values() for step in files})
     lacking = {seed: [step for step in steps if step not in files] for seed, files in found.items()}
     if any(lacking.values()):

@@ -64,6 +64,7 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(run: Run, tmp_path: Pat
         (2, 0, "link.safetensors", 2, "is there already"),
         (2, 0, "x" * 300 + ".safetensors", 2, "is no place to write to"),
         (2, 0, "file/one.safetensors", 1, "cannot write"),
+        (2, 0, "trajectory.zarr/W_Q/one.safetensors", 2, "lies among the arrays of a run"),
     ],
 )
 def test_refusals_write_nothing(

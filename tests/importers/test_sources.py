@@ -129,6 +129,7 @@ def test_seeds_have_the_same_steps(tmp_path: Path) -> None:
         ({True: "nowhere"}, "seeds are integers from 0"),
         (7, "a path is text or a Path"),
         ("", "a path cannot be empty"),
+        ("a" * 300, "a{300} cannot be read: File name too long"),
     ],
 )
 def test_what_is_no_folder_is_said(
