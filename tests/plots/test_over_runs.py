@@ -109,6 +109,20 @@ def test_what_is_not_shown_is_said() -> None:
     assert empty.axes[0].texts[0].get_text() == "no headline variable over seeds"
 
 
+@pytest.mark.parametrize("name", [r"a$^{b$", r"$\frac{$ x", "$5 and $6"])
+def test_dollars_in_names_begin_no_formula(name: str) -> None:
+    result = made(3)
+    result = result.assign_coords(
+        run_name=("run", [name, "b", "c"]), x=("run", np.array([name, name, "c"]))
+    )
+    result["eta"].attrs |= {"flag_values": [0, 1], "flag_meanings": f"{name.split()[0]} one"}
+    for each in (result, result.drop_vars("x")):
+        figure = drawn(each)  # a formula that is none would be an error
+        labels = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+        assert name.replace("$", r"\$") in labels
+    assert result["run_name"].values[0] == name
+
+
 def test_nothing_defined_says_so() -> None:
     result = made(2)
     result["eta"].values[:], result["holds"].values[:] = np.nan, np.nan
