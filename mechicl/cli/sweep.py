@@ -1,5 +1,6 @@
 """`mechicl sweep`."""
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,8 @@ def sweep(
         _print([entry.document() for entry in entries])
     else:
         _show(entries)
-        print(f"next: mechicl study '{root}/*' --probe PROBE --out {root}.zarr")
+        pattern, out = shlex.quote(f"{root}/*"), shlex.quote(f"{root}.zarr")
+        print(f"next: mechicl study {pattern} --probe PROBE --out {out}")
     return 0 if status else _exit_code(entries)
 
 

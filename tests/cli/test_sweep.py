@@ -1,6 +1,7 @@
 """`mechicl sweep`: exit codes, one JSON document, and a status that trains nothing."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_status_trains_nothing_and_training_says_what_became(file: Path, tmp_pat
     assert "2 runs: 2 complete" in done.stdout
     assert "n_heads-2" in done.stdout and "model.n_heads" in done.stdout
     assert f"mechicl study '{out}/*'" in done.stdout
+
+
+def test_what_comes_next_is_a_command_for_any_directory(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "of my $HOME; it's"
+    line = call(file, "--out", out, "--status").stdout.splitlines()[-1]
+    assert shlex.split(line) == [
+        *["next:", "mechicl", "study", f"{out}/*", "--probe", "PROBE", "--out", f"{out}.zarr"]
+    ]
 
 
 def test_json_is_one_document(file: Path, tmp_path: Path) -> None:

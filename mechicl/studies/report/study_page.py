@@ -41,12 +41,12 @@ def write(target: Path, study: Study, probes: Sequence[str] | None) -> list[str]
     notes = [remark] if remark else []
     explored = _explored(study, ends, notes)
     name = "study" if study.path is None else study.path.stem
-    n_seeds = int(max(each["seed_label"].notnull().sum() for each in ends.values()))
+    n_seeds = _n_seeds(ends)
     render.write(
         target,
         "study.html",
         title=f"Study {name}",
-        lead=f"{', '.join(results)} over {study.runs.sizes['run']} runs, {n_seeds} seeds",
+        lead=f"{', '.join(results)} over {len(n_seeds)} runs, {sum(n_seeds.values())} seeds",
         where="" if study.path is None else str(study.path),
         warnings=_warnings(study),
         contents=_contents(study, explored, notes),
@@ -60,6 +60,15 @@ def write(target: Path, study: Study, probes: Sequence[str] | None) -> list[str]
         scripts=Markup(scripts() + explored.script) if explored else "",
     )
     return notes
+
+
+def _n_seeds(ends: dict[str, xr.Dataset]) -> dict[int, int]:
+    """Count the seeds of each run that some probe has a result of."""
+    counts: dict[int, int] = {}
+    for last in ends.values():
+        own = last["seed_label"].notnull().sum("seed").values
+        counts |= dict(zip(last["run"].values.tolist(), own.tolist(), strict=True))
+    return counts
 
 
 def _warnings(study: Study) -> list[str]:

@@ -55,6 +55,16 @@ def test_the_page_is_beside_the_study_and_needs_nothing(study: Study, made: Repo
     assert [str(each.attrs["alt"]).partition(":")[0] for each in page.all("img")] == [*PROBES]
 
 
+def test_the_lead_counts_runs_and_seeds_of_all_probes(study: Study, tmp_path: Path) -> None:
+    """A probe that applies to few runs has few of the seeds."""
+    runs = study.runs["run_path"].values.tolist()
+    mixed = mechicl.study(runs, ["circuits", "attention_spans"])
+    seeds = mixed.table.groupby("run")["seed"].nunique()
+    assert seeds.sort_values().tolist() == [2, 2, 2, 4]
+    lead = Page(report(mixed, tmp_path / "x.html").path).one("p", **{"class": "lead"}).text
+    assert lead == "circuits, attention_spans over 4 runs, 10 seeds"
+
+
 def test_verdicts_are_counted_over_runs_and_seeds(page: Page, study: Study) -> None:
     head, *rows = page.rows("verdicts of every run and seed at its last step")
     assert head[:4] == ["probe", "holds", "fails", "undefined"]
