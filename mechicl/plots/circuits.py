@@ -25,7 +25,7 @@ def draw(result: xr.Dataset, *, step: int | None = None) -> Figure:
     shown = {"KQ": last["KQ"], "OV": last["OV"].isel(d_out=[-1])}
     seeds, heads = last.sizes["seed"], last.sizes["head"]
     figure = style.figure(seeds, heads, width=3.3, height=2.5 + 1.4 / seeds)
-    grid = figure.subplots(seeds, 2 * heads, squeeze=False, width_ratios=[4, 1] * heads)
+    grid = figure.subplots(seeds, 2 * heads, squeeze=False, width_ratios=[4, 1.4] * heads)
     bars: dict[str, Any] = {"shrink": 0.5, "fraction": 0.12 / seeds, "pad": 0.02, "aspect": 30}
     for offset, name in enumerate(_SYMBOLS):
         panels = grid[:, offset::2]
@@ -39,7 +39,7 @@ def draw(result: xr.Dataset, *, step: int | None = None) -> Figure:
     drawn = (
         f", first {seeds} of {result.sizes['seed']} seeds" if seeds < result.sizes["seed"] else ""
     )
-    heading = f"circuits at step {int(last['step'])}{drawn}"
+    heading = f"circuits at step {int(last['step']):,}{drawn}"
     style.title(figure, heading, style.verdicts(result))
     return figure
 

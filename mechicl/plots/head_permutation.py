@@ -35,7 +35,7 @@ def draw(result: xr.Dataset) -> Figure:
     bar.ax.set_ylim(0, 1)
     drawn = f", first {seeds} of {result.sizes['seed']} seeds" * (seeds < result.sizes["seed"])
     absent = style.absent(result["least_margin"], result.get("undefined"))
-    style.title(figure, f"order of heads at step {int(shown['step'])}{drawn}", absent)
+    style.title(figure, f"order of heads at step {int(shown['step']):,}{drawn}", absent)
     return figure
 
 

@@ -38,7 +38,7 @@ def draw(result: xr.Dataset) -> Figure:
     size.set_ylabel("P over the\ndebiased optimum")
     style.legend(figure, size)
     drawn = f", first {seeds} of {result.sizes['seed']} seeds" * (seeds < result.sizes["seed"])
-    heading = f"P = C_f Σ μ KQ at step {int(last['step'])}{drawn}"
+    heading = f"P = C_f Σ μ KQ at step {int(last['step']):,}{drawn}"
     missing = style.absent(result["distance_debiased_optimum"], result.get("undefined"))
     style.title(figure, heading, style.verdicts(result), missing)
     return figure

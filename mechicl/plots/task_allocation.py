@@ -51,7 +51,7 @@ def draw(result: xr.Dataset) -> Figure:
         axes.set_title(name.replace("_", " "), fontsize=9)
     style.legend(figure, handles=handles)
     drawn = f", first {seeds} of {result.sizes['seed']} seeds" * (seeds < result.sizes["seed"])
-    style.title(figure, f"heads at step {int(last['step'])}{drawn}", style.verdicts(result))
+    style.title(figure, f"heads at step {int(last['step']):,}{drawn}", style.verdicts(result))
     return figure
 
 

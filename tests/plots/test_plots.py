@@ -309,9 +309,9 @@ def test_legend_and_title_fit_and_cover_nothing(name, case):
     page = figure.bbox.padded(1)
     legends = [legend.get_window_extent() for legend in figure.legends]
     title = figure._suptitle.get_window_extent()
-    for box in [*legends, title]:
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
     panels = [axes.get_tightbbox() for axes in figure.axes if axes.axison]
+    for box in [*legends, title, *panels]:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
     for number, box in enumerate(panels):
         assert not any(box.overlaps(other) for other in [*legends, title, *panels[:number]])
     assert not any(title.overlaps(box) for box in legends)
@@ -319,6 +319,21 @@ def test_legend_and_title_fit_and_cover_nothing(name, case):
         assert "undefined: seeds 0, 1" in title_text(figure)
     elif case == "nothing defined":
         assert any(text.get_text() == "undefined" for axes in figure.axes for text in axes.texts)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4])
+def test_the_longest_scales_fit_beside_circuits(n_heads):
+    one = result_of("circuits").isel(head=[0])
+    result = xr.concat([one] * n_heads, "head", data_vars="minimal")
+    for name in ("omega", "mu"):
+        result[name] = xr.full_like(result[name], -1.23e-5)
+    figure = plots.draw(result)
+    figure.draw_without_rendering()
+    page, titles = figure.bbox, [axes.title.get_window_extent() for axes in figure.axes]
+    for box in titles:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1
+    above = [box for box in titles[: 2 * n_heads] if box.width]
+    assert all(one.x1 < other.x0 for one, other in pairwise(sorted(above, key=lambda b: b.x0)))
 
 
 def test_circuits_say_that_not_all_seeds_are_drawn():
