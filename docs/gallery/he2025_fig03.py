@@ -3,8 +3,9 @@
 Published: (a) the circuits of a single head, with ω = 0.52; (b), (c) ω and μ of four heads over
 training, one of which becomes a dummy with both scales near zero.
 
-Ours: (a) as published; (b), (c) one seed of `he2025-four-head` at 20,000 steps instead of 500,000.
-Weak heads fade slowly, and a seed need not end with a dummy.
+Ours: (a) of the first seed, whose ω and μ may both be negative: the loss is the same; (b), (c) one
+seed of `he2025-four-head` at 20,000 steps instead of 500,000. Weak heads fade slowly, and a seed
+need not end with a dummy.
 """
 
 from gallery import Runs, circuit_limits, circuit_maps, main
@@ -36,7 +37,7 @@ def draw(runs: Runs) -> Figure:
     ends = [named[int(code)] for code in roles["role"].sel(seed=seed).isel(step=-1).values]
     style.title(
         figure,
-        f"one head at step {int(one['step']):,} (ω = {abs(one['omega'].item()):.3f}, published "
+        f"one head at step {int(one['step']):,} (|ω| = {abs(one['omega'].item()):.3f}, published "
         f"0.52); four heads over training, seed {seed}: {', '.join(ends)}",
     )
     return figure
