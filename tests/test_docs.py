@@ -188,6 +188,14 @@ def test_the_changelog_and_the_readme_keep_up() -> None:
     assert mechicl.__version__ in changelog
 
 
+def test_the_architecture_names_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {path.stem for path in (ROOT / "mechicl").iterdir() if path.stem[0] != "_"} - {"py"}
+    beside = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert {"importers", "stored"} < rooms and {"tests", "examples"} < beside
+    assert [name for name in rooms | beside - {"mechicl"} if f"`{name}`" not in page] == []
+
+
 def test_links_lead_somewhere() -> None:
     pages, counted = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], 0
     for page in pages:
