@@ -306,7 +306,8 @@ class Asked:
     def outputs(self, state: Mapping[str, Tensor], *, seed: int, step: int) -> Outputs:
         """Return what it gives with this state dict.
 
-        Raises InputError where the state dict is not of that module, or it gives no finite tensor.
+        Raises InputError where the state dict is not of that module, it fails on prompts of the
+        task, or gives no finite tensor.
         """
         where, inputs = f"check {self.name!r} at seed {seed}, step {step}", self._inputs
         prompts = torch.from_numpy(np.array(inputs))
@@ -316,9 +317,15 @@ class Asked:
                     self._check.load_state_dict(dict(state))
                 except RuntimeError as error:
                     raise InputError(f"{where}: {' '.join(str(error).split())}") from None
-                given = self._check(prompts)
-            else:
-                given = self._check(dict(state), prompts)
+            is_module = isinstance(self._check, nn.Module)
+            try:
+                given = self._check(prompts) if is_module else self._check(dict(state), prompts)
+            except Exception as error:  # whatever code of theirs makes of it
+                raise InputError(
+                    f"{where} failed on prompts of shape {tuple(prompts.shape)}, "
+                    f"{str(prompts.dtype).removeprefix('torch.')}: {type(error).__name__}: "
+                    f"{' '.join(str(error).split())}"
+                ) from error
         outputs = _array(given, f"what {where} gives")
         if not _are_floats(outputs):
             raise InputError(f"{where} gives no finite numbers, but {type(given).__name__}")

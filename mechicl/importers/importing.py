@@ -345,13 +345,18 @@ def _checkpoints(
     looked: _Looked,
     losses: Float32[np.ndarray, "seed log_step"],
 ) -> Iterator[Checkpoint]:
-    """Yield what is stored at each step, a file of every seed in memory at a time."""
+    """Yield what is stored at each step, a file of every seed in memory at a time.
+
+    Raises MechiclError after the last where files are not what they were at the first look.
+    """
+    digest = sha256()
     diverged = np.array([looked.last_finite.get(seed, np.nan) for seed in sources.files])
     before = 0
     for row, step in enumerate(sources.steps):
         stacked: dict[str, list[np.ndarray]] = {}
         for seed, paths in sources.files.items():
             parameters = translator(read_state(paths[row], key), paths[row]).parameters
+            _hash(digest, _Checkpoint(seed, step, paths[row]), parameters)
             for name, values in parameters.items():
                 gone = step > looked.last_finite.get(seed, step)
                 stacked.setdefault(name, []).append(
@@ -363,6 +368,11 @@ def _checkpoints(
             diverged_at=np.where(diverged < step, diverged, np.nan),
         )
         before = step
+    if digest.hexdigest()[:_DIGEST] != looked.digest:
+        raise MechiclError(
+            "files of weights changed while they were imported, and what was checked is not what "
+            "they hold; nothing was imported. Import them when nobody writes them"
+        )
 
 
 def _some(values: Sequence[object]) -> str:

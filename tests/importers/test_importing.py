@@ -1,6 +1,7 @@
 """The import: whole runs of others' checkpoints, checked by a forward pass and by nothing less."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -521,6 +522,10 @@ INPUTS = REGRESSION.task.sample(4, seed=0)["inputs"].values
         ({"check": theirs.StackedAttention}, "given the class StackedAttention, not one of it"),
         ({"check": lambda state, inputs: 1.0}, "4 inputs, and outputs of no batch"),
         (
+            {"check": theirs.StackedAttention().double()},
+            r"step 500 failed on prompts of shape \(64, 9, 6\), float32: RuntimeError: ",
+        ),
+        (
             {"check": lambda state, inputs: (inputs[:, 0, 0], inputs[0])},
             "what check '<lambda>' at seed 0, step 500 gives is no array of numbers, but tuple",
         ),
@@ -711,6 +716,21 @@ def test_other_files_are_never_replaced(folder: Path, tmp_path: Path) -> None:
         brought(folder, tmp_path / "run", overwrite=True)
     with pytest.raises(InputError, match="holds files that are not a run"):
         brought(folder, folder, overwrite=True)
+
+
+def test_files_that_change_meanwhile_are_not_imported(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "c")
+    module = theirs.StackedAttention()
+
+    def check(state: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        if state["q_proj.weight"].equal(state_of(folder, 20_000)["q_proj.weight"]):
+            torch.save(state, tmp_path / "c" / "step-000500.pt")  # once all have been looked at
+        module.load_state_dict(state)
+        return module(inputs)
+
+    with pytest.raises(MechiclError, match="files of weights changed while they were imported"):
+        brought(tmp_path / "c", tmp_path / "run", check=check)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 def test_a_full_disk_leaves_nothing(
