@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mechicl.checkpoints.layout import CONFIG, TRAJECTORY
-from mechicl.errors import DamagedRunError, NothingToAnalyseError
+from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
+from mechicl.paths import is_run
 from mechicl.run import Run, open_run, train
 from mechicl.training import Recipe
 
@@ -31,7 +32,8 @@ def trained(
 ) -> Run:
     """Return the run of `recipe` in `path`: as it is, gone on with, or trained from the start.
 
-    Raises DamagedRunError if `path` holds a run of another recipe, and what training raises.
+    Raises DamagedRunError if `path` holds a run of another recipe, RunLockedError if another
+    process trains it, and what training raises.
     """
     begun = (path / TRAJECTORY).exists()
     if begun:
@@ -50,13 +52,19 @@ def trained(
     # A directory without a trajectory was cut short before there was anything to go on from.
     cut_short = not begun and (path / CONFIG).exists()
     notify(f"{'going on with' if begun else 'training'} {path}")
-    with watch(recipe) as callbacks:
-        return train(
-            recipe,
-            path,
-            resume=begun,
-            overwrite=cut_short,
-            device=device,
-            compile=compile,
-            **callbacks,
-        )
+    try:
+        with watch(recipe) as callbacks:
+            return train(
+                recipe,
+                path,
+                resume=begun,
+                overwrite=cut_short,
+                device=device,
+                compile=compile,
+                **callbacks,
+            )
+    except InputError:
+        if begun or cut_short or not is_run(path):
+            raise
+    # Another process began it since it was looked for: by now it is theirs, or done.
+    return trained(recipe, path, device, compile, watch, notify)

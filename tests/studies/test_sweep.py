@@ -10,8 +10,9 @@ import yaml
 import mechicl
 from mechicl.checkpoints.claim import RunLock
 from mechicl.errors import InputError, MechiclError
+from mechicl.studies import trained
 from mechicl.studies.sweep import INDEX, Entry, _names, load_sweep, sweep, sweep_index
-from mechicl.training import load_recipe
+from mechicl.training import Recipe, load_recipe
 
 SWEEP = {
     "recipe": "he2025-two-head-quick",
@@ -136,6 +137,31 @@ def test_a_run_that_another_process_trains_is_left_to_it(file: Path, tmp_path: P
         lock.release()
     assert [entry.status for entry in entries] == ["running", *["complete"] * 3]
     assert {entry.status for entry in train(file, out)} == {"complete"}
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_run_that_another_process_begins_at_that_moment_has_not_failed(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    """Both find nothing there, and one is first."""
+    train_here, locks = trained.train, []
+
+    def train_there(recipe: Recipe, place: Path, **options: object) -> object:
+        monkeypatch.setattr(trained, "train", train_here)
+        assert not place.exists()
+        if done:
+            train_here(recipe, place, compile=False)
+        else:
+            place.mkdir(parents=True)
+            locks.append(RunLock(place))
+            (place / "config.yaml").write_text("recipe: {}\n")
+        return train_here(recipe, place, **options)
+
+    monkeypatch.setattr(trained, "train", train_there)
+    entry = next(sweep(file, tmp_path / "out", compile=False))
+    for lock in locks:
+        lock.release()
+    assert entry.status == ("complete" if done else "running"), entry.reason
 
 
 def test_what_another_process_has_done_meanwhile_is_seen(file: Path, tmp_path: Path) -> None:
