@@ -52,7 +52,7 @@ def find_runs(
             twice[str(path)] = None
         once.setdefault(key, path)
     if twice:
-        notify(f"given more than once, and kept once: {_listed(list(twice))}")
+        notify(f"given more than once, and kept once: {listed(list(twice))}")
     return sorted((_absolute(path) for path in once.values()), key=str)
 
 
@@ -113,7 +113,7 @@ def _matching(pattern: Path, said: str, notify: Callable[[str], None]) -> list[P
             f"folders, and none has or holds a {CONFIG} or {TRAJECTORY}"
         )
     if empty and "**" not in str(pattern):
-        notify(f"no run in {_listed(empty)}")
+        notify(f"no run in {listed(empty)}")
     # ** gives a folder and what is below it.
     return list(dict.fromkeys(runs)) if "**" in str(pattern) else runs
 
@@ -156,7 +156,8 @@ def _below(folder: Path) -> Iterator[Path]:
             yield from _below(entry)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return the first few names, and how many more there are."""
     more = f" and {len(names) - _SOME} more" if len(names) > _SOME else ""
     return ", ".join(names[:_SOME]) + more
 

@@ -28,7 +28,7 @@ from mechicl.run import RunLike, named_runs
 from mechicl.studies import parts as of_parts
 from mechicl.studies.axes import JOINS, Join
 from mechicl.studies.batch import OnDone, check_workers, run_jobs
-from mechicl.studies.discovery import RunsLike, find_runs, run_names
+from mechicl.studies.discovery import RunsLike, find_runs, listed, run_names
 from mechicl.studies.join import LIMIT, open_part, write_joined
 from mechicl.studies.parts import DOES_NOT_APPLY, Failure, Job
 from mechicl.studies.settings import decoded, write_runs
@@ -250,6 +250,9 @@ def study(
         if target is None:
             return _in_memory(made)
         _write_beside(made, target, figures=figures, parquet=parquet, all_columns=all_columns)
+        stale = _stale(made, target, figures=figures, parquet=parquet)
+        if stale:
+            notify(f"of an earlier study of this name, and not made anew: {listed(stale)}")
         return made
 
 
@@ -443,6 +446,18 @@ def _write_beside(
             drawn = made.figure(probe)
             place = places["figures"] / f"{probe}.png"
             _written(place, lambda aside, drawn=drawn: drawn.savefig(aside, dpi=120, format="png"))
+
+
+def _stale(made: Study, target: Path, *, figures: bool, parquet: bool) -> list[str]:
+    """Return the files beside a study that an earlier one of its name wrote, and this one did not.
+
+    They may be of other runs.
+    """
+    places = files_of(target)
+    drawn = {f"{name}.png" for name in made.results if figures}
+    found = [places["parquet"]] if places["parquet"].exists() and not parquet else []
+    found += sorted(each for each in places["figures"].glob("*.png") if each.name not in drawn)
+    return [str(each.relative_to(target.parent)) for each in found]
 
 
 def _written(target: Path, write: Callable[[Path], object]) -> None:

@@ -410,6 +410,18 @@ def test_what_is_lost_or_altered_of_a_study_is_told_and_made_anew(
         assert mechicl.open_study(out).table.equals(made.table)
 
 
+def test_files_of_an_earlier_study_are_left_and_named(copies: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    out = tmp_path / "s.zarr"
+    mechicl.study(copies, ["circuits", "sign_matching"], out=out, notify=told.append)
+    (tmp_path / "s.parquet").write_bytes(b"of the first")
+    assert told == []
+    mechicl.study(copies / "a", "sign_matching", out=out, notify=told.append)
+    (said,) = told
+    assert said.endswith("not made anew: s.parquet, s-figures/circuits.png")
+    assert (tmp_path / "s-figures" / "circuits.png").exists()
+
+
 def test_a_study_of_a_later_version_is_refused(copies: Path, tmp_path: Path) -> None:
     found = mechicl.study(copies, "sign_matching", out=tmp_path / "s.zarr", figures=False)
     metadata = found.path / "zarr.json"
