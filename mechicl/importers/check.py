@@ -317,9 +317,8 @@ class Asked:
                     self._check.load_state_dict(dict(state))
                 except RuntimeError as error:
                     raise InputError(f"{where}: {' '.join(str(error).split())}") from None
-            is_module = isinstance(self._check, nn.Module)
             try:
-                given = self._check(prompts) if is_module else self._check(dict(state), prompts)
+                given = self._ask(state, prompts)
             except Exception as error:  # whatever code of theirs makes of it
                 raise InputError(
                     f"{where} failed on prompts of shape {tuple(prompts.shape)}, "
@@ -330,6 +329,11 @@ class Asked:
         if not _are_floats(outputs):
             raise InputError(f"{where} gives no finite numbers, but {type(given).__name__}")
         return Outputs(f"check {self.name!r}", seed, step, inputs, outputs)
+
+    def _ask(self, state: Mapping[str, Tensor], prompts: Tensor) -> Any:
+        if isinstance(self._check, nn.Module):
+            return self._check(prompts)
+        return self._check(dict(state), prompts)
 
 
 def chosen_steps(steps: Sequence[int]) -> list[int]:

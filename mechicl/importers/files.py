@@ -150,7 +150,9 @@ def _broken(path: Path, error: object) -> InputError:
 
 
 def _inside(fields: Any, dotted: str) -> Any:
-    """Return the field of that dotted name, None where there is none."""
+    """Return the field of that dotted name, None where there is none; a field may have dots."""
+    if isinstance(fields, Mapping) and dotted in fields:
+        return fields[dotted]
     for part in dotted.split("."):
         if not isinstance(fields, Mapping) or part not in fields:
             return None

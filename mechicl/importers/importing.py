@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,10 @@ def import_checkpoints(
     """
     files = _listed(outputs)
     _require_a_check(files, check, unchecked, tolerance)
+    texts = {"key": key, "step_pattern": step_pattern, "step_field": step_field}
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{name} is text; given {text!r}")
     model, task = recipe.model, recipe.task
     chosen = load_mapping(mapping, model, task)
     translator = Translator(chosen, model, task)
@@ -164,7 +169,7 @@ def _require_a_check(
             "give --outputs FILE with inputs and their model's outputs (in Python outputs=, or "
             "check=, their module), or --unchecked, which the run will say"
         )
-    if not 0 < tolerance < 1:
+    if not isinstance(tolerance, Real) or not 0 < tolerance < 1:
         raise InputError(f"tolerance is between 0 and 1; given {tolerance!r}")
 
 

@@ -92,7 +92,7 @@ class Translator:
             if key in read or self.mapping.ignores(key):
                 continue
             (dropped if self.mapping.must_be_zero(key) else left).append(key)
-        problems += self._nonzero([key for key in dropped if bool((state[key] != 0).any())])
+        problems += self._nonzero([key for key in dropped if not _is_zero(state[key])])
         problems += self._unread(left, state)
         if problems:
             raise self._refusal(where, problems)
@@ -179,9 +179,7 @@ class Translator:
         nonzero = [
             key
             for key in rest
-            if key.endswith("bias")
-            and state[key].is_floating_point()
-            and bool((state[key] != 0).any())
+            if key.endswith("bias") and state[key].is_floating_point() and not _is_zero(state[key])
         ]
         problems += self._nonzero(nonzero)
         rest = [key for key in rest if key not in nonzero]
@@ -272,6 +270,11 @@ def as_float32(tensor: Tensor, where: str) -> Float32[np.ndarray, "..."]:
             f"{where} has numbers of {float(tensor.abs().max()):.3g}, too large for float32"
         )
     return values.numpy()
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    """Tell whether a tensor, of any layout, is 0 all over; one without numbers is not."""
+    return not tensor.is_meta and not bool((tensor.to_dense() != 0).any())
 
 
 def _scale(name: str, rule: Rule, task: Task) -> float:

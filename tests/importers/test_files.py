@@ -37,6 +37,7 @@ def same(found: dict[str, torch.Tensor]) -> bool:
         ({"model_state_dict": STATE, "loss": 0.1}, None),
         ({"model": {"state_dict": STATE}, "epoch": 1}, None),
         ({"trainer": {"net": STATE, "ema": STATE}}, "trainer.net"),
+        ({"trainer.net": STATE}, "trainer.net"),
         ({**STATE, "step": 7, "note": "text"}, None),
         ({f"module.{k}": v for k, v in STATE.items()}, None),
         ({f"_orig_mod.module.{k}": v for k, v in STATE.items()}, None),

@@ -1,6 +1,7 @@
 """Mappings: layouts, parts, alternatives, and every slip of a rule said at once."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,23 @@ def test_biases_that_are_zero_are_dropped_and_said() -> None:
     translator = Translator(mapping("linear"), REGRESSION.model, REGRESSION.task)
     assert translator(state, "x").dropped == ("q_proj.bias",)
     assert translator(linear_state(), "x").dropped == ()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda values: values.to(torch.float8_e4m3fn),
+        lambda values: values.to_sparse(),
+        lambda values: values[None].to_sparse_csr(),
+    ],
+)
+def test_zeros_of_any_kind_are_zeros(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    values = torch.zeros(H * D)
+    translated("linear", linear_state() | {"q_proj.bias": make(values)})
+    for nonzero in (make(values + 1), make(values).to("meta")):
+        with pytest.raises(InputError, match=r"q_proj.bias is not 0, and model"):
+            translated("linear", linear_state() | {"q_proj.bias": nonzero})
 
 
 def test_a_scale_that_overflows_is_refused() -> None:
