@@ -104,16 +104,24 @@ def _to_zarr(result: xr.Dataset, path: Path) -> None:
 
 
 def write_aside(target: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `target` and rename, so that what stands there is whole or absent."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    """Write beside `target` and rename, so that what stands there is whole or absent.
+
+    Of a link it is what the link leads to that is replaced.
+    """
+    real = target.resolve()
+    real.parent.mkdir(parents=True, exist_ok=True)
+    aside = real.with_name(f".{real.name}.{uuid.uuid4().hex}")
+    replaced = aside.with_name(f"{aside.name}.replaced")
     try:
         write(aside)
-        if target.is_dir():
-            shutil.rmtree(target)
-        aside.replace(target)
+        if real.is_dir():  # removed once the new one is there: half of it would look like a whole
+            real.rename(replaced)
+        aside.replace(real)
     finally:
-        if aside.is_dir():
-            shutil.rmtree(aside)
-        else:
-            aside.unlink(missing_ok=True)
+        if replaced.is_dir() and not real.exists():
+            replaced.rename(real)
+        for each in (aside, replaced):
+            if each.is_dir():
+                shutil.rmtree(each)
+            else:
+                each.unlink(missing_ok=True)

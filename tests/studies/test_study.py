@@ -410,6 +410,16 @@ def test_what_is_lost_or_altered_of_a_study_is_told_and_made_anew(
         assert mechicl.open_study(out).table.equals(made.table)
 
 
+def test_a_study_may_be_a_link_to_another_disk(copies: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk" / "real.zarr").mkdir(parents=True)
+    out = tmp_path / "s.zarr"
+    out.symlink_to(tmp_path / "disk" / "real.zarr")
+    for _ in range(2):
+        mechicl.study(copies, "sign_matching", out=out, figures=False)
+    assert out.is_symlink()
+    assert list(mechicl.open_study(tmp_path / "disk" / "real.zarr").results) == ["sign_matching"]
+
+
 def test_files_of_an_earlier_study_are_left_and_named(copies: Path, tmp_path: Path) -> None:
     told: list[str] = []
     out = tmp_path / "s.zarr"
