@@ -132,6 +132,27 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:
         assert path.name in str(caught.value)
 
 
+@pytest.mark.parametrize("sums", [True, False])
+def test_an_altered_byte_of_weights_is_seen(tmp_path: Path, sums: bool) -> None:
+    """By the sums that torch.save writes and torch.load does not read, unless it wrote none."""
+    state = {"weight": torch.arange(1000.0)}
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(sums)
+    try:
+        torch.save(state, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert torch.equal(read_state(tmp_path / "a.pt")["weight"], state["weight"])
+    content = bytearray((tmp_path / "a.pt").read_bytes())
+    content[content.index(np.float32(500).tobytes()) + 2] ^= 1
+    (tmp_path / "a.pt").write_bytes(content)
+    if sums:
+        with pytest.raises(InputError, match=r"a\.pt cannot be read: it is cut short, altered"):
+            read_state(tmp_path / "a.pt")
+    else:
+        assert not torch.equal(read_state(tmp_path / "a.pt")["weight"], state["weight"])
+
+
 def test_several_state_dicts_are_not_guessed_at(tmp_path: Path) -> None:
     path = saved(tmp_path / "x.pt", {"model": STATE, "module": STATE})
     with pytest.raises(InputError, match="several state dicts: model, module; --key says which"):

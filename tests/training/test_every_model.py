@@ -182,7 +182,9 @@ def test_the_step_is_one_graph(on: str, name: str) -> None:
 )
 def test_it_compiles_whole(tmp_path: Path, on: str, name: str) -> None:
     """No remark about a compiler, and the weights of an eager run to rounding."""
-    chosen, remarks = recipe(on, name, n_steps=20, checkpoints={"every": 10}), []
+    # Adam divides by the size of a gradient: where that is rounding alone, eps has to be above it.
+    adam = {"learning_rate": 0.02, "eps": 1e-3}
+    chosen, remarks = recipe(on, name, n_steps=20, checkpoints={"every": 10}, optimizer=adam), []
     train(chosen, tmp_path / "compiled", notify=remarks.append)
     if remarks and "C++ compiler" in remarks[0]:
         pytest.skip(f"{remarks[0]}; lifted where there is a compiler")
