@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from mechicl.studies.study import Study
 
 _MOST_FAILURES = 20
-_SOME = 3
 
 
 def study(
@@ -144,14 +143,13 @@ def _print_tables(made: "Study", written: "Sequence[Path]") -> None:
 
 def _print_failures(failures: "Sequence[Failure]") -> None:
     """Print a line for each reason, with the runs that it is of."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for each in failures:
-        groups.setdefault((each.probe, each.kind, each.reason), []).append(each.run)
-    for (probe, kind, reason), runs in list(groups.items())[:_MOST_FAILURES]:
-        more = f" and {len(runs) - _SOME} more runs" if len(runs) > _SOME else ""
-        print(f"{', '.join(runs[:_SOME])}{more}: {probe + ' ' if probe else ''}{kind}: {reason}")
-    if len(groups) > _MOST_FAILURES:
-        print(f"and {len(groups) - _MOST_FAILURES} more reasons, in the study's `failures`")
+    from mechicl.studies.parts import by_reason
+
+    lines = by_reason(failures)
+    for line in lines[:_MOST_FAILURES]:
+        print(line)
+    if len(lines) > _MOST_FAILURES:
+        print(f"and {len(lines) - _MOST_FAILURES} more reasons, in the study's `failures`")
 
 
 def _counts(result: "xr.Dataset") -> dict[str, Any]:

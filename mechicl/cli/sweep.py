@@ -29,7 +29,9 @@ def sweep(
     """Train a recipe at many settings; the same command again goes on where it was stopped."""
     from mechicl.cli import progress
     from mechicl.studies import sweep as sweeps
+    from mechicl.training.devices import require_device
 
+    require_device(device)
     planned = sweeps.load_sweep(source)
     root = sweeps.sweep_directory(planned, out)
     if status:

@@ -36,6 +36,8 @@ DOES_NOT_APPLY: Kind = "does not apply"
 
 _ENDING = ".safetensors"
 _FACTS = "run.json"
+_SOME = 3
+"""So many runs are named of those that one reason is of."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,20 @@ class Failure:
     probe: str
     kind: Kind
     reason: str
+
+
+def by_reason(failures: Sequence[Failure]) -> list[str]:
+    """Return a line for each reason, with the first of the runs that it is of."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for each in failures:
+        groups.setdefault((each.probe, each.kind, each.reason), []).append(each.run)
+    lines = []
+    for (probe, kind, reason), runs in groups.items():
+        more = f" and {len(runs) - _SOME} more runs" if len(runs) > _SOME else ""
+        lines.append(
+            f"{', '.join(runs[:_SOME])}{more}: {probe + ' ' if probe else ''}{kind}: {reason}"
+        )
+    return lines
 
 
 def keys_of(probes: Mapping[str, Mapping[str, Any]], against: Mapping[str, str]) -> dict[str, str]:

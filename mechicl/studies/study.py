@@ -30,7 +30,7 @@ from mechicl.studies.axes import JOINS, Join
 from mechicl.studies.batch import OnDone, check_workers, run_jobs
 from mechicl.studies.discovery import RunsLike, find_runs, listed, run_names
 from mechicl.studies.join import LIMIT, open_part, write_joined
-from mechicl.studies.parts import DOES_NOT_APPLY, Failure, Job
+from mechicl.studies.parts import DOES_NOT_APPLY, Failure, Job, by_reason
 from mechicl.studies.settings import decoded, write_runs
 from mechicl.studies.table import UNREADABLE, damaged, figure_data, table
 from mechicl.version import __version__
@@ -410,11 +410,9 @@ def _has_result(each: Job, name: str) -> bool:
 
 
 def _nothing(failures: Sequence[Failure]) -> MechiclError:
-    said = "; ".join(
-        f"{each.run}{f' ({each.probe})' * bool(each.probe)}: {each.reason}"
-        for each in failures[:_SOME]
-    )
-    more = f"; and {len(failures) - _SOME} more" if len(failures) > _SOME else ""
+    reasons = by_reason(failures)
+    said = "; ".join(reasons[:_SOME])
+    more = f"; and {len(reasons) - _SOME} more reasons" if len(reasons) > _SOME else ""
     if all(each.kind == DOES_NOT_APPLY for each in failures):
         return NothingToAnalyseError(f"no probe applies to any of the runs: {said}{more}")
     return MechiclError(f"no run gave a result: {said}{more}")

@@ -68,8 +68,9 @@ def test_exit_codes(file: Path, tmp_path: Path) -> None:
     diverged = call(file, "--out", tmp_path / "diverged", "--no-compile")
     assert diverged.exit_code == 1, diverged.stdout
     assert "2 complete" in diverged.stdout
-    wrong = call(file, "--device", "cdua")
-    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    for more in ([], ["--status"]):
+        wrong = call(file, "--device", "cdua", *more)
+        assert (wrong.exit_code, wrong.stdout) == (2, "")
     absent = call(tmp_path / "absent.yaml")
     assert (absent.exit_code, absent.stdout) == (2, "")
     assert "there is no sweep file" in absent.stderr
