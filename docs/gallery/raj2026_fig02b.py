@@ -11,6 +11,7 @@ needed. The path is worse than the best fixed measurement up to M = 3, and bette
 import numpy as np
 from gallery import Runs, main
 from matplotlib.figure import Figure
+from raj2026_fig04a import finish
 
 from mechicl.plots import style
 from mechicl.theory import measurement, priors, strategies
@@ -47,13 +48,7 @@ def draw(runs: Runs) -> Figure:
         axes.axvline(cutoff, color=style.GUIDE, lw=1, ls=":")
         place = {"transform": axes.get_xaxis_transform(), "fontsize": 8, "va": "top"}
         axes.text(cutoff + 0.06, 0.98, f"{name} = {cutoff:.2f}", **place)
-    axes.set_yscale("log")
-    style.log_ticks(axes)
-    axes.set_xlabel("measurements M")
-    axes.set_ylabel("mean squared error")
-    axes.grid(visible=True, color="0.9", lw=0.6)
-    style.legend(figure, axes)
-    style.title(figure, "Tree prior, h = 8, α = 0.5, τ = 0.1: loss of strategies")
+    finish(figure, axes, "Tree prior, h = 8, α = 0.5, τ = 0.1: loss of strategies")
     return figure
 
 

@@ -5,39 +5,31 @@ from typing import Annotated
 
 import typer
 
+from mechicl.cli.options import Against, Json, Plot, ProbeSettings, RunDir
+
 
 def analyze(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    run_dir: RunDir,
     probe: Annotated[
         list[str] | None,
         typer.Option(help="Probe to run; may be repeated.", show_default="all that apply"),
     ] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[PROBE.]KEY=VALUE", help="Change a parameter of a probe; may be repeated."
-        ),
-    ] = None,
+    set: ProbeSettings = None,
     seed: Annotated[
         list[int] | None, typer.Option(help="Seed to analyse; may be repeated.", show_default="all")
     ] = None,
     step: Annotated[
         list[int] | None, typer.Option(help="Step to analyse; may be repeated.", show_default="all")
     ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]RUN", help="Run that comparative probes compare with; may be repeated."
-        ),
-    ] = None,
+    against: Against = None,
     out: Annotated[
         str | None, typer.Option(help="Where results and figures go.", show_default="RUN")
     ] = None,
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw figures.")] = True,
+    plot: Plot = True,
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Go on without what cannot be read.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Run probes over a stored trajectory: verdicts, key figures, results and figures on disk."""
     from mechicl import analyses

@@ -4,9 +4,11 @@ from typing import Annotated
 
 import typer
 
+from mechicl.cli.options import RunDir
+
 
 def export(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    run_dir: RunDir,
     step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
     seed: Annotated[int, typer.Option(help="Seed of the checkpoint.")],
     out: Annotated[

@@ -1,17 +1,17 @@
 """`mechicl hooks`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from mechicl.cli.options import Json, RunDir
 
 if TYPE_CHECKING:
     from mechicl.models.activations import HookShape
 
 
 def hooks(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    run_dir: RunDir,
+    json: Json = False,
 ) -> None:
     """List the hook points of a run's models: names, dims and shapes on one prompt."""
     from mechicl.run import open_run

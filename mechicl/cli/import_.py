@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from mechicl.cli.options import Overwrite, RecipeSettings, Scale
+
 
 def import_(
     checkpoints: Annotated[
@@ -49,16 +51,9 @@ def import_(
     step_field: Annotated[
         str | None, typer.Option(metavar="NAME", help="Field of a file that has the step.")
     ] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Size of the recipe, such as paper.", show_default="its own")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that is there.")
-    ] = False,
+    set: RecipeSettings = None,
+    scale: Scale = None,
+    overwrite: Overwrite = False,
 ) -> int:
     """Make a run of checkpoints that others trained, checked by a forward pass."""
     from mechicl.cli import settings

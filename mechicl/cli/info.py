@@ -1,12 +1,10 @@
 """`mechicl info`."""
 
-from typing import Annotated
-
-import typer
+from mechicl.cli.options import RunDir
 
 
 def info(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
+    run_dir: RunDir,
 ) -> None:
     """Say what a run is, how far it got, and which probes apply to it."""
     from mechicl import analyses

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechicl.cli.options import Compile, Device, Json, Plot
+
 if TYPE_CHECKING:
     from mechicl.studies import Record
     from mechicl.studies.reproduce import Quantity
@@ -22,12 +24,10 @@ def reproduce(
         typer.Option(help="Size of the recipes, such as paper.", show_default="their own"),
     ] = None,
     out: Annotated[str, typer.Option(help="Where runs and records are kept.")] = "runs/reproduce",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile training steps.")
-    ] = True,
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw figures.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    device: Device = "auto",
+    compile: Compile = True,
+    plot: Plot = True,
+    json: Json = False,
 ) -> int:
     """Test what the papers claim: train or reuse the runs, measure, compare, and say what holds."""
     from mechicl import studies

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mechicl.cli.options import Against, Json, Plot, ProbeSettings
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,18 +29,8 @@ def study(
     probe: Annotated[
         list[str] | None, typer.Option(help="Probe to run; may be repeated.", show_default=False)
     ] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[PROBE.]KEY=VALUE", help="Change a parameter of a probe; may be repeated."
-        ),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]RUN", help="Run that comparative probes compare with; may be repeated."
-        ),
-    ] = None,
+    set: ProbeSettings = None,
+    against: Against = None,
     out: Annotated[str, typer.Option(help="The study; its table goes beside it.")] = "study.zarr",
     join: Annotated[
         str,
@@ -56,7 +48,7 @@ def study(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Compute again what is finished.")
     ] = False,
-    plot: Annotated[bool, typer.Option("--plot/--no-plot", help="Draw a figure a probe.")] = True,
+    plot: Plot = True,
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write the table as Parquet, too.")
     ] = False,
@@ -64,7 +56,7 @@ def study(
         bool, typer.Option("--all-columns", help="With the settings that all runs share.")
     ] = False,
     limit: Annotated[float, typer.Option(help="Largest result of a probe, in GiB.")] = 4.0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> int:
     """Run probes over many runs: one labelled result, one table, a figure a probe.
 

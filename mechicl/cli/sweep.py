@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechicl.cli.options import Compile, Device, Json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,11 +22,9 @@ def sweep(
     status: Annotated[
         bool, typer.Option("--status", help="Say how the runs stand, and train none.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile training steps.")
-    ] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    device: Device = "auto",
+    compile: Compile = True,
+    json: Json = False,
 ) -> int:
     """Train a recipe at many settings; the same command again goes on where it was stopped."""
     from mechicl.cli import progress

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mechicl.cli.options import Compile, Device, Overwrite, RecipeSettings, Scale
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -15,25 +17,16 @@ def train(
     out: Annotated[
         str | None, typer.Option(help="Run directory.", show_default="runs/RECIPE")
     ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Size of the recipe, such as paper.", show_default="its own")
-    ] = None,
+    scale: Scale = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Train this many seeds: 0, 1, ...")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Train for this many steps.")] = None,
-    set: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    set: RecipeSettings = None,
+    device: Device = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last commit.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run that is there.")
-    ] = False,
-    compile: Annotated[
-        bool, typer.Option("--compile/--no-compile", help="Compile the training step.")
-    ] = True,
+    overwrite: Overwrite = False,
+    compile: Compile = True,
 ) -> int:
     """Train a recipe, and store every checkpoint of its schedule."""
     from mechicl.cli import progress, settings

@@ -1,8 +1,8 @@
 """`mechicl verify`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from mechicl.cli.options import Json, RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def verify(
-    run_dir: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    run_dir: RunDir,
+    json: Json = False,
 ) -> int:
     """Check a run, every byte of every checkpoint: what is lost, altered, odd or left behind."""
     from mechicl import checkpoints

@@ -32,6 +32,7 @@ from mechicl.checkpoints import (
 from mechicl.checkpoints.layout import CONFIG, LOCK_HOLDER, TRAJECTORY, settings_digest
 from mechicl.errors import DamagedRunError, InputError, NothingToAnalyseError
 from tests.checkpoints.common import flip_bit, make_checkpoint, make_plan
+from tests.users import nobody
 
 SEEDS = (3, 7)
 RECIPE = {
@@ -953,20 +954,6 @@ def test_a_read_only_mount(tmp_path):
         assert seen(run) == [found("altered", f"{TRAJECTORY}/b_Q/c/0/2", "b_Q", SEEDS, (40, 45))]
         dataset = read_trajectory(run)[["W_Q", "loss"]]
         assert np.isfinite(load(dataset, where=run)["W_Q"]).all()
-
-
-@contextmanager
-def nobody() -> Iterator[None]:
-    """Be a user whom permissions bind."""
-    if os.name == "nt":
-        pytest.skip("permissions are other ones on Windows; lifted on POSIX")
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(user)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from mechicl import analyses
 from mechicl.cli import app, printing, settings
 from mechicl.run import Run
 from tests import trajectories
+from tests.users import nobody
 
 QUICK = "he2025-two-head-quick"
 TINY = ["--set", "d=2", "--set", "n_context=5", "--set", "batch_size=16", "--no-compile"]
@@ -375,13 +376,26 @@ def test_a_newer_schema_is_refused(run_copy: Path) -> None:
     assert "99" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; lifted for other users")
-def test_a_read_only_run_writes_to_out_by_permissions(run_copy: Path, tmp_path: Path) -> None:
-    for path in [run_copy, *run_copy.rglob("*")]:
-        path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
-    done = call("analyze", run_copy, "--probe", "circuits", "--no-plot")
-    assert done.exit_code == 1
-    assert "--out" in done.stderr
+def test_a_read_only_run_writes_to_out_by_permissions(trained: Run) -> None:
+    asked = ["--probe", "circuits", "--no-plot"]
+    # Not in tmp_path, into which no other user may look.
+    with tempfile.TemporaryDirectory() as folder:
+        run, out = Path(folder) / "run", Path(folder) / "out"
+        shutil.copytree(trained.path, run)
+        first = call("analyze", run, *asked, "--out", out)  # imports what nobody may not read
+        assert first.exit_code == 0, first.stderr
+        Path(folder).chmod(0o755)
+        for path in [run, *run.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        out.chmod(0o777)
+        (out / "analyses").chmod(0o777)
+        with nobody():
+            done = call("analyze", run, *asked)
+            elsewhere = call("analyze", run, *asked, "--seed", 3, "--out", out)
+        assert done.exit_code == 1
+        assert str(run) in done.stderr and "--out DIR" in done.stderr
+        assert elsewhere.exit_code == 0, elsewhere.stderr
+        assert len(list((out / "analyses").glob("circuits-*.zarr"))) == 2
 
 
 def test_results_go_to_out_where_the_run_cannot_be_written(run_copy: Path, tmp_path: Path) -> None:

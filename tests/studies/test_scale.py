@@ -19,7 +19,7 @@ MOST = 5.0
 """Megabytes that thirty runs may add: facts and paths, and nothing of their arrays."""
 
 in_proc = pytest.mark.skipif(
-    not Path("/proc/self/fd").exists(), reason="open files are read in /proc (Linux)"
+    not Path("/proc/self/fd").exists(), reason="open files are counted in /proc; lifted on Linux"
 )
 
 

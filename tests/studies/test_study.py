@@ -462,7 +462,6 @@ def test_mixed_tasks_have_the_settings_of_both(copies: Path) -> None:
 def test_parquet_needs_pyarrow_and_says_so(
     copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyarrow", reason="the table is read back as Parquet")
     out = tmp_path / "s.zarr"
     found = mechicl.study(copies, "sign_matching", out=out, parquet=True, figures=False)
     read = pd.read_parquet(tmp_path / "s.parquet")

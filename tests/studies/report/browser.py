@@ -30,7 +30,10 @@ def chromium() -> str:
     """The browser's executable; skips the test where there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip(f"needs a Chromium ({', '.join(NAMES)} on PATH), as `apt install chromium` has")
+        pytest.skip(
+            f"no browser here; lifted where a Chromium is on PATH ({', '.join(NAMES)}), as `apt "
+            "install chromium` puts it there"
+        )
     return found
 
 
