@@ -1,6 +1,5 @@
 """Being a user whom permissions bind, also where tests run as root."""
 
-import multiprocessing.pool  # noqa: F401  # xarray imports it late, from files that may be root's
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,10 @@ import pytest
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Be a user whom permissions bind."""
+    """Be a user whom permissions bind.
+
+    What is imported late comes from files that may be root's: do once before what is done here.
+    """
     if os.name == "nt":
         pytest.skip("permissions are other ones on Windows; lifted on POSIX")
     user = os.geteuid()

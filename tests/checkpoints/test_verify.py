@@ -971,6 +971,7 @@ def test_a_file_that_may_not_be_read(file, array, seeds, steps):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         run = write(Path(folder) / "run")
+        load(read_trajectory(run), where=run)  # imports what nobody may not
         with nobody():
             assert verify(run) == []
         (run / file).chmod(0)

@@ -382,7 +382,7 @@ def test_a_read_only_run_writes_to_out_by_permissions(trained: Run) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run, out = Path(folder) / "run", Path(folder) / "out"
         shutil.copytree(trained.path, run)
-        first = call("analyze", run, *asked, "--out", out)  # imports what nobody may not read
+        first = call("analyze", run, *asked, "--out", out)  # imports what nobody may not
         assert first.exit_code == 0, first.stderr
         Path(folder).chmod(0o755)
         for path in [run, *run.rglob("*")]:
